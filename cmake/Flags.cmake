@@ -1,0 +1,20 @@
+# What every file of the library is compiled with.
+
+add_library(ortops_flags INTERFACE)
+target_compile_features(ortops_flags INTERFACE cxx_std_20)
+target_include_directories(ortops_flags INTERFACE ${CMAKE_SOURCE_DIR}/cuda ${CMAKE_BINARY_DIR})
+target_compile_definitions(ortops_flags INTERFACE
+  ORTOPS_VERSION="${PROJECT_VERSION}"
+  ORTOPS_ARCHITECTURES="${ortops_architectures}"
+  $<$<BOOL:${ortops_with_cuda}>:ORTOPS_CUDA=1>)
+
+# No fast-math: results are IEEE's. sqrt that sets errno would keep loops from being vectorised, and nobody reads it.
+target_compile_options(ortops_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -fno-math-errno -ffunction-sections -fdata-sections>)
+
+if(ortops_with_cuda)
+  # The language version as a flag: CMake 3.25 knows no C++20 of nvcc 13.
+  target_compile_options(ortops_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror --extended-lambda --expt-relaxed-constexpr>)
+  target_link_libraries(ortops_flags INTERFACE ortops_cuda_headers)
+endif()
