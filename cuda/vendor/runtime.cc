@@ -1,0 +1,50 @@
+#include "vendor/runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include <stdexcept>
+
+#include "vendor/types.h"
+
+namespace ortops::vendor {
+
+const char* dtype_name(DType type) {
+  switch (type) {
+    case DType::float32: return "float32";
+    case DType::float16: return "float16";
+    case DType::bfloat16: return "bfloat16";
+  }
+  return "unknown";
+}
+
+void check_cuda(int status, const char* call) {
+  if (status == cudaSuccess) return;
+  const auto error = static_cast<cudaError_t>(status);
+  throw std::runtime_error(std::string(call) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
+}
+
+int current_device() {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+bool is_capturing(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+RelaxedCapture::RelaxedCapture() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
+  previous_ = mode;
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  // The exchange worked once on this thread and a destructor must not throw: the status has no use here.
+  auto mode = static_cast<cudaStreamCaptureMode>(previous_);
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+}
+
+}  // namespace ortops::vendor
