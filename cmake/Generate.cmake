@@ -2,8 +2,9 @@
 # while configuring, again whenever a declaration changes; a file whose text stays the same is left alone.
 
 file(GLOB declarations CONFIGURE_DEPENDS ortops/ops/*.py)
+file(GLOB frame CONFIGURE_DEPENDS ortops/_*.py)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-  ${declarations} ortops/_declare.py ortops/_codegen.py)
+  ${declarations} ${frame})
 
 # PYTHONPATH is added to, not replaced: an isolated build has its numpy there.
 execute_process(
