@@ -35,18 +35,20 @@ enum class Type : int {
   bfloat16 = 16,
 };
 
-// A tensor's shape, or a run of axes of one.
-struct Shape {
+// A tensor's shape, or a run of axes of one. `Size` is int64_t, or in shape inference a size that may be a symbol.
+template <class Size>
+struct BasicShape {
   int rank = 0;
-  int64_t dims[kMaxRank] = {};
+  Size dims[kMaxRank] = {};
 
-  int64_t size() const {
-    int64_t product = 1;
+  Size size() const {
+    Size product = 1;
     for (int i = 0; i < rank; ++i) product *= dims[i];
     return product;
   }
-  int64_t operator[](int axis) const { return dims[axis]; }
+  const Size& operator[](int axis) const { return dims[axis]; }
 };
+using Shape = BasicShape<int64_t>;
 
 // The strides, in elements, at which a broadcasting input is read along the axes it broadcasts to: 0 where it has one
 // element for many.
@@ -57,11 +59,24 @@ struct Strides {
   int64_t operator[](int axis) const { return strides[axis]; }
 };
 
+// An attribute that is a list of integers.
+struct IntList {
+  int size = 0;
+  int64_t values[2 * kMaxRank] = {};
+
+  int64_t operator[](int index) const { return values[index]; }
+};
+
 // An error in the call's inputs. The text names the argument, what was expected, what came and what to do; the name of
 // the operator and of the node are put before it.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+[[noreturn]] inline void throw_index_error(const char* input, int64_t index, int64_t size) {
+  throw Error(std::string(input) + ": index " + std::to_string(index) + " is outside of the valid range [" + std::to_string(-size) + ", " +
+              std::to_string(size - 1) + "]");
+}
 
 // A reference to a callable that outlives the call (what std::function_ref will be).
 template <class Signature>

@@ -1,0 +1,186 @@
+// Matches the shapes of a call with an operator's shape line. The generated code calls a Binder for each input and output;
+// ortops/_declare.py does the same in Python, and a test compares the two.
+//
+// The code is written once for two kinds of size: int64_t when a kernel runs, and `Symbol` when ONNX Runtime infers shapes.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include "core/op.h"
+
+namespace ortops {
+
+// A size during shape inference: a number, a name, or neither (then it is another size each time).
+struct Symbol {
+  int64_t value = -1;
+  std::string name;
+};
+
+inline bool is_number(int64_t size) { return size >= 0; }
+inline bool is_number(const Symbol& size) { return size.value >= 0; }
+inline int64_t number(int64_t size) { return size; }
+inline int64_t number(const Symbol& size) { return size.value; }
+inline bool is_set(int64_t size) { return size >= 0; }
+inline bool is_set(const Symbol& size) { return size.value >= 0 || !size.name.empty(); }
+inline std::string text(int64_t size) { return std::to_string(size); }
+inline std::string text(const Symbol& size) {
+  return is_number(size) ? std::to_string(size.value) : size.name.empty() ? "?" : size.name;
+}
+
+template <class Size>
+std::string text(const BasicShape<Size>& shape) {
+  std::string result = "[";
+  for (int i = 0; i < shape.rank; ++i) result += (i ? ", " : "") + text(shape[i]);
+  return result + "]";
+}
+
+template <class Size>
+Size unset() {
+  if constexpr (std::is_same_v<Size, int64_t>) {
+    return -1;
+  } else {
+    return {};
+  }
+}
+
+template <class Size>
+BasicShape<Size> unset_run() {
+  BasicShape<Size> run;
+  run.rank = -1;
+  return run;
+}
+
+// f of numbers; unknown where one of them is not a number.
+template <class Size, class F, class... Sizes>
+Size compute(F&& f, const Sizes&... sizes) {
+  if (!(is_number(sizes) && ...)) return unset<Size>();
+  if constexpr (std::is_same_v<Size, int64_t>) {
+    return f(number(sizes)...);
+  } else {
+    return {f(number(sizes)...), {}};
+  }
+}
+
+template <class Size>
+class Binder {
+ public:
+  // One axis of a shape line: a size or a run of axes that has a name, or a size that is computed.
+  struct Axis {
+    Axis(const char* name, Size& size) : name(name), size(&size) {}
+    Axis(const char* name, BasicShape<Size>& run) : name(name), run(&run) {}
+    Axis(const char* name, Size&& computed) : name(name), computed(computed) {}
+
+    const char* name;
+    Size* size = nullptr;
+    BasicShape<Size>* run = nullptr;
+    Size computed = unset<Size>();
+  };
+  using Axes = std::initializer_list<Axis>;
+
+  // inputs[i] is null where the input is absent or its rank unknown.
+  Binder(const BasicShape<Size>* const* inputs, int count, BasicShape<Size>* outputs)
+      : inputs_(inputs), count_(count), outputs_(outputs) {}
+
+  bool has(int index) const { return index < count_ && inputs_[index]; }
+
+  // The input has exactly this shape; what has no value yet gets one.
+  void input(int index, const char* name, Axes axes) {
+    if (!has(index)) return;
+    const BasicShape<Size>& came = *inputs_[index];
+    int rest = came.rank;
+    BasicShape<Size>* unknown = nullptr;
+    for (const Axis& axis : axes) {
+      if (!axis.run) {
+        rest -= 1;
+      } else if (axis.run->rank >= 0) {
+        rest -= axis.run->rank;
+      } else {
+        unknown = axis.run;
+      }
+    }
+    if (rest < 0 || (rest > 0 && !unknown)) fail(name, axes, came, "shape");
+    int at = 0;
+    for (const Axis& axis : axes) {
+      if (!axis.run) {
+        Size computed = axis.computed;
+        unify(axis.size ? *axis.size : computed, came[at++], name, axes, came);
+      } else if (axis.run == unknown) {
+        unknown->rank = rest;
+        for (int i = 0; i < rest; ++i) unknown->dims[i] = came[at++];
+        unknown = nullptr;
+      } else {
+        for (int i = 0; i < axis.run->rank; ++i) unify(axis.run->dims[i], came[at++], name, axes, came);
+      }
+    }
+  }
+
+  // The input broadcasts to this shape. `strides` (may be null) gets the strides to read it with.
+  void broadcast_input(int index, const char* name, Axes axes, Strides* strides) {
+    if (!has(index)) return;
+    const BasicShape<Size>& came = *inputs_[index];
+    BasicShape<Size> full;
+    if (!assemble(axes, full)) return;
+    if (came.rank > full.rank) fail(name, axes, came, "a shape that broadcasts to");
+    const int missing = full.rank - came.rank;
+    int64_t stride = 1;
+    if (strides) strides->rank = full.rank;
+    for (int i = full.rank - 1; i >= 0; --i) {
+      if (strides) strides->strides[i] = 0;
+      if (i < missing) continue;
+      const Size& size = came[i - missing];
+      if (is_number(size) && number(size) == 1) continue;
+      if (is_number(size) && is_number(full[i]) && number(size) != number(full[i])) {
+        fail(name, axes, came, "a shape that broadcasts to");
+      }
+      if (strides) strides->strides[i] = stride;
+      stride *= number(size);
+    }
+  }
+
+  // Gives an output its shape; rank -1 where it is not known.
+  void output(int index, Axes axes) {
+    if (!assemble(axes, outputs_[index])) outputs_[index].rank = -1;
+  }
+
+ private:
+  void unify(Size& bound, const Size& came, const char* name, Axes axes, const BasicShape<Size>& shape) {
+    if (is_number(bound) && is_number(came)) {
+      if (number(bound) != number(came)) fail(name, axes, shape, "shape");
+    } else if (!is_number(bound) && (is_number(came) || !is_set(bound))) {
+      bound = came;
+    }
+  }
+
+  static bool assemble(Axes axes, BasicShape<Size>& shape) {
+    shape.rank = 0;
+    for (const Axis& axis : axes) {
+      const int count = axis.run ? axis.run->rank : 1;
+      if (count < 0) return false;
+      if (shape.rank + count > kMaxRank) throw Error("a shape of more than " + std::to_string(kMaxRank) + " axes is not supported");
+      for (int i = 0; i < count; ++i) {
+        shape.dims[shape.rank++] = axis.run ? (*axis.run)[i] : axis.size ? *axis.size : axis.computed;
+      }
+    }
+    return true;
+  }
+
+  [[noreturn]] static void fail(const char* name, Axes axes, const BasicShape<Size>& came, const char* what) {
+    std::string line, known;
+    for (const Axis& axis : axes) {
+      line += (line.empty() ? "" : " ") + std::string(axis.name);
+      const bool bound = axis.run ? axis.run->rank >= 0 : axis.size && is_set(*axis.size);
+      if (bound) known += (known.empty() ? " with " : ", ") + std::string(axis.name) + " = " + (axis.run ? text(*axis.run) : text(*axis.size));
+    }
+    throw Error(std::string(name) + ": expected " + what + " [" + line + "]" + known + ", got " + text(came));
+  }
+
+  const BasicShape<Size>* const* inputs_;
+  int count_;
+  BasicShape<Size>* outputs_;
+};
+
+// The shape functions of shape lines; their twins are in ortops/_shapes.py.
+namespace shapes {}
+
+}  // namespace ortops
