@@ -1,4 +1,4 @@
-"""scikit-build-core's build backend, which also asks for NVIDIA's compiler from PyPI where CUDA is on and nvcc is missing.
+"""scikit-build-core's build backend, which also asks PyPI for NVIDIA's compiler where CUDA is on and nvcc is missing.
 
 A static requirement would make everyone download 300 MB. Run as a script, this prints the requirement or nothing, for
 builds that bypass pip.

@@ -1,0 +1,28 @@
+"""Runs models in the onnxruntime that PYTHONPATH names; `tests/test_abi.py` starts this and compares what it writes.
+
+    run.py LIBRARY FOLDER: for each FOLDER/name.onnx, feeds FOLDER/name.inputs.npz and writes FOLDER/name.outputs.npz
+
+It may import nothing but numpy and onnxruntime: the old releases live with an old numpy.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+
+def main(library: str, folder: Path) -> None:
+    for model in sorted(folder.glob("*.onnx")):
+        options = ort.SessionOptions()
+        options.register_custom_ops_library(library)
+        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        with np.load(model.with_suffix(".inputs.npz")) as inputs:
+            outputs = session.run(None, dict(inputs))
+        names = [output.name for output in session.get_outputs()]
+        np.savez(model.with_suffix(".outputs.npz"), **dict(zip(names, outputs, strict=True)))
+    print(ort.__version__, end="")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
