@@ -1,8 +1,7 @@
 """One binary for every ONNX Runtime from 1.18 on: the library negotiates the API version, needs nothing but libc, and
 shows nothing but its entry points.
 
-The releases are unpacked side by side under .cache/abi and run in processes of their own, on models and inputs that this
-one wrote.
+The releases lie side by side under .cache/abi and run in processes of their own, on models and inputs written here.
 """
 
 from __future__ import annotations
