@@ -32,7 +32,13 @@ enum ComputeType : int { compute_32f = 68, compute_32f_fast_tf32 = 77 };
 enum Operation : std::int32_t { operation_n = 0, operation_t = 1 };
 enum DescriptorAttribute : int { desc_transpose_a = 3, desc_epilogue = 7, desc_bias_pointer = 8 };
 enum LayoutAttribute : int { layout_batch_count = 5, layout_batch_stride = 6 };
-enum PreferenceAttribute : int { pref_workspace = 1, pref_align_a = 5, pref_align_b = 6, pref_align_c = 7, pref_align_d = 8 };
+enum PreferenceAttribute : int {
+  pref_workspace = 1,
+  pref_align_a = 5,
+  pref_align_b = 6,
+  pref_align_c = 7,
+  pref_align_d = 8
+};
 enum EpilogueFlag : std::int32_t { epilogue_default = 1, epilogue_relu = 2, epilogue_bias = 4, epilogue_gelu = 32 };
 
 struct Algorithm {
@@ -92,10 +98,10 @@ const Api& api() {
 std::string describe(const Gemm& g) {
   static constexpr const char* epilogues[] = {"none", "bias", "relu", "relu_bias", "gelu_tanh", "gelu_tanh_bias"};
   std::ostringstream text;
-  text << "product " << g.m << "x" << g.k << "x" << g.n << " (M x K x N), " << dtype_name(g.type) << (g.tf32 ? " by TF32" : "")
-       << ", weight " << (g.weight_out_in ? "[N,K]" : "[K,N]") << ", epilogue " << epilogues[static_cast<int>(g.epilogue)]
-       << (g.c ? ", residual" : "") << ", batch " << g.batch << ", leading dimensions x " << g.ldx << ", w " << g.ldw
-       << ", c " << g.ldc << ", d " << g.ldd;
+  text << "product " << g.m << "x" << g.k << "x" << g.n << " (M x K x N), " << dtype_name(g.type)
+       << (g.tf32 ? " by TF32" : "") << ", weight " << (g.weight_out_in ? "[N,K]" : "[K,N]") << ", epilogue "
+       << epilogues[static_cast<int>(g.epilogue)] << (g.c ? ", residual" : "") << ", batch " << g.batch
+       << ", leading dimensions x " << g.ldx << ", w " << g.ldw << ", c " << g.ldc << ", d " << g.ldd;
   return text.str();
 }
 
@@ -137,9 +143,12 @@ std::int32_t epilogue_flags(Epilogue epilogue) {
 
 int cuda_type(DType type) {
   switch (type) {
-    case DType::float32: return CUDA_R_32F;
-    case DType::float16: return CUDA_R_16F;
-    case DType::bfloat16: return CUDA_R_16BF;
+    case DType::float32:
+      return CUDA_R_32F;
+    case DType::float16:
+      return CUDA_R_16F;
+    case DType::bfloat16:
+      return CUDA_R_16BF;
   }
   throw std::logic_error("unknown element type");
 }
@@ -147,7 +156,8 @@ int cuda_type(DType type) {
 // A descriptor a call: it holds the bias pointer, so it cannot be shared, and costs less than 0.1 us.
 Object make_descriptor(const Gemm& g) {
   Opaque raw = nullptr;
-  check(api().desc_create(&raw, g.tf32 ? compute_32f_fast_tf32 : compute_32f, CUDA_R_32F), "cublasLtMatmulDescCreate", g);
+  check(api().desc_create(&raw, g.tf32 ? compute_32f_fast_tf32 : compute_32f, CUDA_R_32F), "cublasLtMatmulDescCreate",
+        g);
   Object desc(raw, {api().desc_destroy});
   const auto set = [&](int attribute, const auto& value) {
     check(api().desc_set(raw, attribute, &value, sizeof value), "cublasLtMatmulDescSetAttribute", g);
@@ -159,15 +169,15 @@ Object make_descriptor(const Gemm& g) {
 }
 
 Object make_layout(const Gemm& g, std::int64_t rows, std::int64_t columns, std::int64_t leading,
-                            std::int64_t batch_stride) {
+                   std::int64_t batch_stride) {
   Opaque raw = nullptr;
   check(api().layout_create(&raw, cuda_type(g.type), rows, columns, leading), "cublasLtMatrixLayoutCreate", g);
   Object layout(raw, {api().layout_destroy});
   if (g.batch > 1) {
     const auto count = static_cast<std::int32_t>(g.batch);
     check(api().layout_set(raw, layout_batch_count, &count, sizeof count), "cublasLtMatrixLayoutSetAttribute", g);
-    check(api().layout_set(raw, layout_batch_stride, &batch_stride, sizeof batch_stride), "cublasLtMatrixLayoutSetAttribute",
-          g);
+    check(api().layout_set(raw, layout_batch_stride, &batch_stride, sizeof batch_stride),
+          "cublasLtMatrixLayoutSetAttribute", g);
   }
   return layout;
 }
@@ -233,12 +243,11 @@ std::vector<Proposal> propose(const Call& call, const Plan& plan) {
   std::vector<Proposal> proposals(8);
   int found = 0;
   const auto desc = make_descriptor(g);
-  check(api().propose(handle_of(call.device, g), desc.get(), plan.w.get(), plan.x.get(), plan.c.get(), plan.d.get(), raw,
-                      static_cast<int>(proposals.size()), proposals.data(), &found),
+  check(api().propose(handle_of(call.device, g), desc.get(), plan.w.get(), plan.x.get(), plan.c.get(), plan.d.get(),
+                      raw, static_cast<int>(proposals.size()), proposals.data(), &found),
         "cublasLtMatmulAlgoGetHeuristic", g);
   proposals.resize(found);
-  const auto unusable = [](const Proposal& proposal) { return proposal.state != 0; };
-  proposals.erase(std::remove_if(proposals.begin(), proposals.end(), unusable), proposals.end());
+  std::erase_if(proposals, [](const Proposal& proposal) { return proposal.state != 0; });
   if (proposals.empty()) throw std::runtime_error("cuBLASLt has no algorithm for the " + describe(g));
   return proposals;
 }

@@ -7,6 +7,7 @@
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -33,12 +34,12 @@ void* cudnn_library() {
 }  // namespace ortops::vendor
 
 // Hidden, so that no other library of the process finds these instead of the real ones.
-#define FORWARD(result, name, parameters, arguments)                                                      \
-  extern "C" __attribute__((visibility("hidden"))) result name parameters {                               \
-    using ortops::vendor::cudnn_library;                                                                  \
-    static const auto real =                                                                              \
-        reinterpret_cast<result(*) parameters>(ortops::vendor::find_symbol(cudnn_library(), #name));      \
-    return real arguments;                                                                                \
+#define FORWARD(result, name, parameters, arguments)                                                 \
+  extern "C" __attribute__((visibility("hidden"))) result name parameters {                          \
+    using ortops::vendor::cudnn_library;                                                             \
+    static const auto real =                                                                         \
+        reinterpret_cast<result(*) parameters>(ortops::vendor::find_symbol(cudnn_library(), #name)); \
+    return real arguments;                                                                           \
   }
 
 FORWARD(size_t, cudnnGetVersion, (), ())
@@ -86,7 +87,8 @@ std::string last_error() {
 
 void check(cudnnStatus_t status, const char* call, const std::string& name) {
   if (status == CUDNN_STATUS_SUCCESS) return;
-  throw std::runtime_error(std::string(call) + ": " + cudnnGetErrorString(status) + " for the " + name + ": " + last_error());
+  throw std::runtime_error(std::string(call) + ": " + cudnnGetErrorString(status) + " for the " + name + ": " +
+                           last_error());
 }
 
 // Handles belong to a device, carry a stream and must not be used by two threads at once: a thread borrows one for a
@@ -156,8 +158,8 @@ Outcome build(std::shared_ptr<Plan> plan, void* stream) {
   }
   const auto version = cudnnGetVersion();
   std::ostringstream text;
-  text << "cuDNN " << version / 10000 << '.' << version % 10000 / 100 << '.' << version % 100 << " has no engine for the "
-       << plan->name << ": " << problem;
+  text << "cuDNN " << version / 10000 << '.' << version % 10000 / 100 << '.' << version % 100
+       << " has no engine for the " << plan->name << ": " << problem;
   if (const std::string more = last_error(); !more.empty()) text << " (" << more << ")";
   return {nullptr, text.str()};
 }
@@ -166,16 +168,20 @@ using Tensors = std::unordered_map<std::int64_t, void*>;
 
 void execute(const Plan& plan, Tensors& tensors, void* workspace, void* stream) {
   const Handle handle(plan.device, stream, plan.name);
-  const auto status = plan.graph.execute(handle, tensors, workspace);
+  auto status = plan.graph.execute(handle, tensors, workspace);
   if (status.is_bad())
-    throw std::runtime_error("cuDNN cannot run the " + plan.name + ": " + status.get_message() + " (" + last_error() + ")");
+    throw std::runtime_error("cuDNN cannot run the " + plan.name + ": " + status.get_message() + " (" + last_error() +
+                             ")");
 }
 
 fe::DataType_t data_type(DType type) {
   switch (type) {
-    case DType::float32: return fe::DataType_t::FLOAT;
-    case DType::float16: return fe::DataType_t::HALF;
-    case DType::bfloat16: return fe::DataType_t::BFLOAT16;
+    case DType::float32:
+      return fe::DataType_t::FLOAT;
+    case DType::float16:
+      return fe::DataType_t::HALF;
+    case DType::bfloat16:
+      return fe::DataType_t::BFLOAT16;
   }
   throw std::logic_error("unknown element type");
 }
@@ -187,9 +193,9 @@ bool has_bias(const Attention& a) { return a.bias_dims[0] != 0; }
 std::string describe(const Attention& a) {
   static constexpr const char* causal[] = {"", ", causal top-left", ", causal bottom-right"};
   std::ostringstream text;
-  text << "attention of " << dtype_name(a.type) << ", batch " << a.batch << ", heads " << a.heads << " over " << a.kv_heads
-       << ", positions " << a.q_len << " over " << a.kv_len << ", head size " << a.head_dim << " and " << a.value_dim
-       << causal[static_cast<int>(a.causal)];
+  text << "attention of " << dtype_name(a.type) << ", batch " << a.batch << ", heads " << a.heads << " over "
+       << a.kv_heads << ", positions " << a.q_len << " over " << a.kv_len << ", head size " << a.head_dim << " and "
+       << a.value_dim << causal[static_cast<int>(a.causal)];
   if (has_bias(a)) {
     text << ", bias [";
     for (int i = 0; i < 4; ++i) text << (i ? "," : "") << a.bias_dims[i];
@@ -210,8 +216,11 @@ Outcome build_attention(const Attention& a, int device, void* stream) {
 
   using Four = std::array<std::int64_t, 4>;
   const auto attributes = [](const char* name, std::int64_t id, const Four& dims, const Four& strides) {
-    return fe::graph::Tensor_attributes().set_name(name).set_uid(id).set_dim({dims.begin(), dims.end()}).set_stride(
-        {strides.begin(), strides.end()});
+    return fe::graph::Tensor_attributes()
+        .set_name(name)
+        .set_uid(id)
+        .set_dim({dims.begin(), dims.end()})
+        .set_stride({strides.begin(), strides.end()});
   };
   const auto q = graph.tensor(attributes("q", id_q, {a.batch, a.heads, a.q_len, a.head_dim}, a.q_strides));
   const auto k = graph.tensor(attributes("k", id_k, {a.batch, a.kv_heads, a.kv_len, a.head_dim}, a.k_strides));
@@ -219,9 +228,8 @@ Outcome build_attention(const Attention& a, int device, void* stream) {
 
   auto options = fe::graph::SDPA_attributes().set_name("attention").set_attn_scale(a.scale).set_generate_stats(a.stats);
   if (a.causal != Causal::none)
-    options.set_diagonal_band_right_bound(0).set_diagonal_alignment(a.causal == Causal::top_left
-                                                                        ? fe::DiagonalAlignment_t::TOP_LEFT
-                                                                        : fe::DiagonalAlignment_t::BOTTOM_RIGHT);
+    options.set_diagonal_band_right_bound(0).set_diagonal_alignment(
+        a.causal == Causal::top_left ? fe::DiagonalAlignment_t::TOP_LEFT : fe::DiagonalAlignment_t::BOTTOM_RIGHT);
   if (has_bias(a)) options.set_bias(graph.tensor(attributes("bias", id_bias, a.bias_dims, a.bias_strides)));
   if (a.lengths) {
     const auto lengths = [&](const char* name, std::int64_t id) {
@@ -248,18 +256,12 @@ Key key_of(const Attention& a, int device) {
   std::int32_t scale_bits;
   static_assert(sizeof scale_bits == sizeof a.scale);
   std::memcpy(&scale_bits, &a.scale, sizeof a.scale);
-  Key key{device,
-          static_cast<std::int64_t>(a.type),
-          a.batch,
-          a.heads,
-          a.kv_heads,
-          a.q_len,
-          a.kv_len,
-          a.head_dim,
-          a.value_dim,
-          static_cast<std::int64_t>(a.causal),
-          scale_bits,
-          a.lengths,
+  Key key{device,      static_cast<std::int64_t>(a.type),
+          a.batch,     a.heads,
+          a.kv_heads,  a.q_len,
+          a.kv_len,    a.head_dim,
+          a.value_dim, static_cast<std::int64_t>(a.causal),
+          scale_bits,  a.lengths,
           a.stats};
   auto next = key.begin() + 13;
   for (const auto* four : {&a.q_strides, &a.k_strides, &a.v_strides, &a.o_strides, &a.bias_dims, &a.bias_strides})
@@ -293,9 +295,10 @@ std::shared_ptr<const Plan> attention_plan(const Attention& attention, void* str
   auto outcome = plans.find(key);
   if (!outcome) {
     if (is_capturing(stream))
-      throw std::runtime_error("no cuDNN plan yet for the " + describe(attention) +
-                               ", and none can be made while a CUDA graph is being captured: run these shapes once outside "
-                               "capture first");
+      throw std::runtime_error(
+          "no cuDNN plan yet for the " + describe(attention) +
+          ", and none can be made while a CUDA graph is being captured: run these shapes once outside "
+          "capture first");
     outcome = plans.get(key, [&] {
       RelaxedCapture relaxed;
       return build_attention(attention, device, stream);
@@ -307,10 +310,10 @@ std::shared_ptr<const Plan> attention_plan(const Attention& attention, void* str
 
 void run(const Plan& plan, const AttentionPointers& p, void* workspace, void* stream) {
   Tensors tensors;
-  const auto add = [&](AttentionTensor id, const void* pointer, std::uintptr_t alignment = 16) {
+  const auto add = [&](AttentionTensor id, const void* pointer) {
     if (!pointer) return;
-    if (reinterpret_cast<std::uintptr_t>(pointer) % alignment)
-      throw std::runtime_error("a tensor is not aligned to " + std::to_string(alignment) + " bytes for the " + plan.name);
+    if (reinterpret_cast<std::uintptr_t>(pointer) % 16)
+      throw std::runtime_error("a tensor is not aligned to 16 bytes for the " + plan.name);
     tensors.emplace(id, const_cast<void*>(pointer));
   };
   add(id_q, p.q);

@@ -40,7 +40,8 @@ struct Attention {
 };
 
 // All but the optional ones 16-byte aligned device memory. With lengths, rows of o past the query length become zero;
-// an entry with no key at all leaves its part of o and stats unwritten. A row which the bias masks wholly is NaN.
+// an entry with no key at all leaves its part of o and stats unwritten. No promise is made for a row that the bias
+// masks wholly.
 struct AttentionPointers {
   const void* q = nullptr;
   const void* k = nullptr;

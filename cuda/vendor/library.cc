@@ -25,8 +25,8 @@ void* open_library(const std::vector<std::string>& sonames, const char* variable
     if (void* library = dlopen(name.c_str(), RTLD_NOW)) return library;
     tried += std::string(tried.empty() ? "" : "; ") + dlerror();
   }
-  throw std::runtime_error("cannot load " + sonames.front() + " (" + tried + "). Install it with 'pip install " + package +
-                           "', import a package that brings it first, or set " + variable + " to its path");
+  throw std::runtime_error("cannot load " + sonames.front() + " (" + tried + "). Install it with 'pip install " +
+                           package + "', import a package that brings it first, or set " + variable + " to its path");
 }
 
 void* find_symbol(void* library, const char* name) {

@@ -4,18 +4,7 @@
 
 #include <stdexcept>
 
-#include "vendor/types.h"
-
 namespace ortops::vendor {
-
-const char* dtype_name(DType type) {
-  switch (type) {
-    case DType::float32: return "float32";
-    case DType::float16: return "float16";
-    case DType::bfloat16: return "bfloat16";
-  }
-  return "unknown";
-}
 
 void check_cuda(int status, const char* call) {
   if (status == cudaSuccess) return;
