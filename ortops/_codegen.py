@@ -362,9 +362,9 @@ def generate(out: Path) -> None:
     families: dict[str, list[Op]] = {}
     for op in ops():
         families.setdefault(op.family, []).append(op)
-    missing = [family for family in families if not (CUDA / "ops" / family).is_dir()]
-    if missing:
-        raise SystemExit(f"declared, but without kernels: no folder cuda/ops/{', cuda/ops/'.join(missing)}")
+    for family in [family for family in families if not (CUDA / "ops" / family).is_dir()]:
+        print(f"declared, but without kernels yet: cuda/ops/{family}")
+        del families[family]
     files = {"table.cc": table_source(families)}
     sources: dict[str, list[str]] = {device: [] for device in DEVICES}
     for family, members in families.items():

@@ -485,13 +485,12 @@ class Attribute:
 
 def _attribute(name: str, annotation: Any, default: Any) -> Attribute:
     bounds, nullable, choices = Range(), False, ()
+    if type(None) in typing.get_args(annotation):
+        nullable = True
+        annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
     if typing.get_origin(annotation) is Annotated:
         annotation, *extras = typing.get_args(annotation)
         bounds = next((extra for extra in extras if isinstance(extra, Range)), bounds)
-    arguments = typing.get_args(annotation)
-    if type(None) in arguments:
-        nullable = True
-        annotation = next(a for a in arguments if a is not type(None))
     if typing.get_origin(annotation) is Literal:
         choices, annotation = typing.get_args(annotation), str
     kinds = {int: "int", float: "float", bool: "bool", str: "str", tuple[int, ...]: "ints", tuple[float, ...]: "floats"}
