@@ -18,6 +18,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PYTEST_ARGS ?=
 export ORTOPS_CUDA ?= auto
+export ORTOPS_CUDA_ARCHITECTURES ?=
 
 , := ,
 BIN := .venv/bin
@@ -50,7 +51,7 @@ help:
 .venv/.installed: .venv/.made pyproject.toml cmake/build_backend.py
 	$(call say,Installing what is needed to build and test (a few minutes the first time))
 	@$(call pip,scikit-build-core numpy cmake ninja)
-	@$(call pip,--no-build-isolation -C wheel.cmake=false -e ".[dev]" "$(ort)" $$($(BIN)/python cmake/build_backend.py))
+	@$(call pip,--no-build-isolation -C wheel.cmake=false -e ".[dev]" "$(ort)")
 	@touch $@
 
 .venv/.torch: .venv/.installed
@@ -66,6 +67,7 @@ help:
 # CMake knows best what has changed, so it is asked every time.
 library: .venv/.installed
 	$(call say,Building the library (ORTOPS_CUDA=$(ORTOPS_CUDA)))
+	@toolkit=$$($(BIN)/python cmake/build_backend.py); [ -z "$$toolkit" ] || $(call pip,"$$toolkit")
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake --preset dev -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	  | sed -un '/^-- \(ONNX\|CUDA\|cuDNN\|Fetching\|Declarations\|  \)/p'
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake --build $(BUILD)
