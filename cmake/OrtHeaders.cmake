@@ -52,8 +52,9 @@ function(ortops_fetch_ort_debian destination)
   message(STATUS "Fetching Debian's package libonnxruntime-dev through this machine's apt mirror")
   execute_process(
     COMMAND sh ${CMAKE_SOURCE_DIR}/cmake/fetch_debian_headers.sh ${CMAKE_BINARY_DIR}/apt ${destination}
-    RESULT_VARIABLE code ERROR_VARIABLE reason OUTPUT_VARIABLE reason ERROR_STRIP_TRAILING_WHITESPACE)
+    RESULT_VARIABLE code ERROR_VARIABLE reason OUTPUT_QUIET)
   if(NOT code EQUAL 0)
+    string(STRIP "${reason}" reason)
     string(REGEX REPLACE "^.*\n" "" reason "${reason}")
     message(STATUS "  failed (${reason})")
   endif()
