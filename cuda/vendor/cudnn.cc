@@ -1,7 +1,8 @@
 // The only file that includes NVIDIA's graph front end: 20 s and 1 GB to compile. It is header-only and calls 13
-// functions of libcudnn, which are defined here as forwards to the library that is found at run time. Its own switch
-// for dynamic loading is not used: with that it would also look for a CUDA runtime other than the one linked here, and
-// read its structures by this one's layout.
+// functions of libcudnn (four more if compiled without optimisation, which keeps what is not used). They are defined
+// here, as forwards to the library that is found at run time. The front end's own switch for dynamic loading is not
+// used: with that it would also look for a CUDA runtime other than the one linked here, and read its structures by this
+// one's layout.
 #include "vendor/cudnn.h"
 
 #include <cudnn_frontend.h>
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -144,6 +146,15 @@ struct Outcome {
   std::string why_not;
 };
 
+// cuDNN writes a page about every engine that it tried. What stopped the first of them, such as a missing nvrtc, stands
+// behind the first "Reason: "; the front end's own refusals are one line without it.
+std::string first_reason(const std::string& page) {
+  constexpr std::string_view mark = "Reason: ";
+  const auto found = page.find(mark);
+  const auto begin = found == std::string::npos ? 0 : found + mark.size();
+  return page.substr(begin, page.find('\n', begin) - begin);
+}
+
 // Builds the graph with the heuristic's first engine: for attention the fastest of all in every case measured.
 Outcome build(std::shared_ptr<Plan> plan, void* stream) {
   std::string problem;
@@ -159,8 +170,7 @@ Outcome build(std::shared_ptr<Plan> plan, void* stream) {
   const auto version = cudnnGetVersion();
   std::ostringstream text;
   text << "cuDNN " << version / 10000 << '.' << version % 10000 / 100 << '.' << version % 100
-       << " has no engine for the " << plan->name << ": " << problem;
-  if (const std::string more = last_error(); !more.empty()) text << " (" << more << ")";
+       << " has no engine for the " << plan->name << ": " << first_reason(problem);
   return {nullptr, text.str()};
 }
 
@@ -290,6 +300,11 @@ std::size_t workspace(const Plan& plan) { return static_cast<std::size_t>(plan.w
 std::shared_ptr<const Plan> attention_plan(const Attention& attention, void* stream, std::string* why_not) {
   static auto& plans = *new PlanCache<Key, Outcome>(512);
   if (!cudnn_available(why_not)) return nullptr;
+  if (attention.type == DType::float32) {
+    *why_not =
+        "cuDNN rounds the factors of float32 attention to TF32, so it is not used for the " + describe(attention);
+    return nullptr;
+  }
   const int device = current_device();
   const Key key = key_of(attention, device);
   auto outcome = plans.find(key);

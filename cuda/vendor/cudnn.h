@@ -26,7 +26,7 @@ enum class Causal { none, top_left, bottom_right };
 // O = softmax(scale Q K' + bias, masked) V. Dimensions and strides (in elements) are in the order batch, head,
 // position, channel whatever the memory order; the last stride is 1. heads is a multiple of kv_heads.
 struct Attention {
-  DType type = DType::float16;  // of q, k, v, o and bias; float32 has no usable engine
+  DType type = DType::float16;  // of q, k, v, o and bias; not float32 (cuDNN would use TF32)
   std::int64_t batch = 0, heads = 0, kv_heads = 0;
   std::int64_t q_len = 0, kv_len = 0;
   std::int64_t head_dim = 0, value_dim = 0;  // multiples of 8

@@ -570,6 +570,7 @@ void check_attention_uses(cudaStream_t stream) {
     report(ok, name);
   };
   refused("attention with head size 20 has no engine", {"", 1, 2, 2, 64, 64, 20, 20, full, no_bias}, DType::float16);
+  refused("attention in float32 is refused", {"", 1, 2, 2, 64, 64, 64, 64, full, no_bias}, DType::float32);
   refused("attention bottom-right with a bias has no engine", {"", 1, 2, 2, 64, 64, 64, 64, bottom_right, {0, 1, 1, 1}},
           DType::float16);
   {
