@@ -6,8 +6,8 @@ optional inputs need other bodies. So the calls of an operator are grouped by wh
 keeps the name, the others are called Linear_2, Linear_3, .. up to `_declare.VARIANTS` names, all of which the library
 knows. Calls of a group beyond that are written as their standard nodes.
 
-What a body depends on is found by building it: the attributes and which inputs there are, always; the types and ranks of
-the inputs only if the decomposition asks for them. Sizes are unknown to it, so that none is baked in.
+What a body depends on is found by building it: the attributes, which inputs there are and the number of outputs, always; the
+types and ranks of the inputs only if the decomposition asks for them. Sizes are unknown to it, so that none is baked in.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Call:
     op: Op
     attributes: tuple[tuple[str, Any], ...]
     present: tuple[bool, ...]
+    outputs: int
     types: tuple[str | None, ...] = ()
     ranks: tuple[int | None, ...] = ()
 
@@ -54,6 +55,7 @@ class Call:
             op,
             tuple(attribute_values(op, node, _where(node)).items()),
             tuple(value is not None for value in inputs),
+            max(index for index, value in enumerate(node.outputs, 1) if value.name),
             tuple(None if value is None else type_name(value.dtype) for value in inputs),
             tuple(None if value is None or value.shape is None else value.shape.rank() for value in inputs),
         )
@@ -96,7 +98,7 @@ class Body(Graph):
         op = self.call.op
         if len(results) != len(op.outputs) or any(not isinstance(result, Value) for result in results):
             raise OpError(f"{op.name}: the decomposition is to give the outputs {', '.join(f.name for f in op.outputs)}, gave {results!r}")
-        for formal, result in zip(op.outputs, results, strict=True):
+        for formal, result in zip(op.outputs[: self.call.outputs], results, strict=False):
             self.output(result, formal.name if formal.name not in self._fixed_names() else f"{formal.name}_out")
         _remove_unused(self._graph)
 
