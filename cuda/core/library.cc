@@ -1,0 +1,137 @@
+// What the library shows the world: RegisterCustomOps for ONNX Runtime, and a description of itself.
+#include <cstdio>
+#include <deque>
+#include <map>
+#include <mutex>
+
+#include "core/kernel.h"
+
+#define ORTOPS_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace ortops {
+namespace {
+
+const CustomOp& self(const OrtCustomOp* op) { return *static_cast<const CustomOp*>(op); }
+const OpInfo& info(const OrtCustomOp* op) { return *self(op).row->op; }
+OrtCustomOpInputOutputCharacteristic characteristic(const Formal& formal) {
+  return formal.optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+}
+
+// Below 1.24, ONNX Runtime crashes in the shape inference of an operator that has optional inputs when one is absent.
+bool may_infer(const Ort& ort, const OpInfo& info) {
+  if (ort.runtime_minor >= 24) return true;
+  for (const Formal& formal : info.inputs) {
+    if (formal.optional) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+CustomOp::CustomOp(const Ort& ort, const Row& row, std::string name, bool check_indices)
+    : OrtCustomOp{}, ort(ort), row(&row), name(std::move(name)), check_indices(check_indices) {
+  version = static_cast<uint32_t>(ort.version);
+  GetName = [](const OrtCustomOp* op) { return self(op).name.c_str(); };
+  GetExecutionProviderType = [](const OrtCustomOp* op) {
+    return self(op).row->device == Device::cpu ? "CPUExecutionProvider" : "CUDAExecutionProvider";
+  };
+  GetInputTypeCount = [](const OrtCustomOp* op) { return info(op).inputs.size(); };
+  GetInputType = [](const OrtCustomOp* op, size_t i) { return static_cast<ONNXTensorElementDataType>(self(op).row->types[i]); };
+  GetOutputTypeCount = [](const OrtCustomOp* op) { return info(op).outputs.size(); };
+  GetOutputType = [](const OrtCustomOp* op, size_t i) {
+    return static_cast<ONNXTensorElementDataType>(self(op).row->types[info(op).inputs.size() + i]);
+  };
+  GetInputCharacteristic = [](const OrtCustomOp* op, size_t i) { return characteristic(info(op).inputs[i]); };
+  GetOutputCharacteristic = [](const OrtCustomOp* op, size_t i) { return characteristic(info(op).outputs[i]); };
+  GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
+  GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
+  GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };
+  GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+  GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
+  GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  GetEndVersion = [](const OrtCustomOp*) { return 1000; };
+  CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* node, void** kernel) -> OrtStatusPtr {
+    return guarded(api, [&] { *kernel = new Kernel(self(op), node); });
+  };
+  KernelComputeV2 = [](void* kernel, OrtKernelContext* context) -> OrtStatusPtr {
+    auto* object = static_cast<Kernel*>(kernel);
+    return guarded(object->ort().api, [&] { object->run(context); });
+  };
+  KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  if (may_infer(ort, *row.op)) {
+    InferOutputShapeFn = [](const OrtCustomOp* op, OrtShapeInferContext* context) -> OrtStatusPtr {
+      return guarded(self(op).ort.api, [&] { infer_shapes(self(op), context); });
+    };
+  }
+}
+
+namespace {
+
+// The operators as one session option set sees them. ONNX Runtime keeps pointers into it, so it is never destroyed.
+struct Registry {
+  Registry(const Ort& ort, bool check_indices) {
+    ort.check(ort.api->CreateCustomOpDomain("ortops", &domain));
+    for (const auto& rows : table()) {
+      for (const Row& row : rows) {
+        for (int variant = 1; variant <= kVariants; ++variant) {
+          const std::string name = row.op->name + (variant == 1 ? "" : "_" + std::to_string(variant));
+          ort.check(ort.api->CustomOpDomain_Add(domain, &ops.emplace_back(ort, row, name, check_indices)));
+        }
+      }
+    }
+  }
+  std::deque<CustomOp> ops;
+  OrtCustomOpDomain* domain = nullptr;
+};
+
+Registry& registry(const Ort& ort, bool check_indices) {
+  static std::mutex mutex;
+  static auto& registries = *new std::map<std::pair<const OrtApi*, bool>, Registry>;
+  std::lock_guard lock(mutex);
+  return registries.try_emplace({ort.api, check_indices}, ort, check_indices).first->second;
+}
+
+bool asks_to_check_indices(const Ort& ort, const OrtSessionOptions* options) {
+  const char* key = "ortops.check_indices";
+  int has = 0;
+  ort.check(ort.api->HasSessionConfigEntry(options, key, &has));
+  if (!has) return false;
+  char value[16] = {};
+  size_t size = sizeof(value);
+  if (OrtStatus* status = ort.api->GetSessionConfigEntry(options, key, value, &size)) ort.api->ReleaseStatus(status);
+  const std::string text = value;
+  if (text != "0" && text != "1") throw Error("ortops: session option " + std::string(key) + ": expected 0 or 1, got " + text);
+  return text == "1";
+}
+
+}  // namespace
+}  // namespace ortops
+
+ORTOPS_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
+  // The version is in the text "1.31.1"; asking for an interface that is too new would print an error.
+  ortops::Ort ort;
+  const char* runtime = base->GetVersionString();
+  if (std::sscanf(runtime, "1.%d", &ort.runtime_minor) != 1 || ort.runtime_minor < ortops::kOldestVersion) {
+    const OrtApi* oldest = base->GetApi(1);
+    const std::string text = std::string("ortops: expected ONNX Runtime 1.") + std::to_string(ortops::kOldestVersion) + " or newer, got " + runtime;
+    return oldest ? oldest->CreateStatus(ORT_NOT_IMPLEMENTED, text.c_str()) : nullptr;
+  }
+  ort.version = std::min(ortops::kNewestVersion, ort.runtime_minor);
+  ort.api = base->GetApi(static_cast<uint32_t>(ort.version));
+  return ortops::guarded(ort.api, [&] {
+    ortops::Registry& registry = ortops::registry(ort, ortops::asks_to_check_indices(ort, options));
+    ort.check(ort.api->AddCustomOpDomain(options, registry.domain));
+  });
+}
+
+// A description of the library as JSON. The text lives as long as the library.
+ORTOPS_EXPORT const char* OrtopsBuildInfo() {
+  static const std::string text = std::string("{\"version\": \"") + ORTOPS_VERSION + "\", \"declarations\": \"" + ortops::kDeclarations +
+#ifdef ORTOPS_CUDA
+                                  "\", \"cuda\": true, \"architectures\": \"" + ORTOPS_ARCHITECTURES +
+#else
+                                  "\", \"cuda\": false, \"architectures\": \"" +
+#endif
+                                  "\", \"variants\": " + std::to_string(ortops::kVariants) + "}";
+  return text.c_str();
+}
