@@ -1,0 +1,362 @@
+"""Sessions that run our operators: a real onnxruntime.InferenceSession that has registered the library.
+
+session = ortops.InferenceSession("model.onnx")
+(y,) = session.run(None, {"x": x})
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import onnx
+import onnxruntime
+
+from ortops import _library
+from ortops._cpu_policy import prefers_stock
+from ortops._declare import Op, OpError
+from ortops._library import LibraryError
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from ortops.graph import Graph
+
+__all__ = ["InferenceSession", "Lowered", "register", "working_cuda"]
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+OURS, EXTENSIONS = "ortops", "ai.onnx.contrib"
+
+CHECK_INDICES = "ortops.check_indices"
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+Provider = str | tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A node that a CPU session runs as standard nodes, and why."""
+
+    node: str
+    op: str
+    reason: str
+
+
+def register(
+    session_options: onnxruntime.SessionOptions, *, check_indices: bool = False, library: str | os.PathLike[str] | None = None
+) -> None:
+    """Registers our library with the options of a session; a second call for the same options does nothing.
+
+    Args:
+        session_options: An onnxruntime.SessionOptions.
+        check_indices: Makes an index outside its table an error on CUDA too, at the price of a synchronisation.
+        library: Another library than the one that `library_path` finds.
+
+    Raises:
+        LibraryError: The library is missing, is none, or was built from other declarations than this package's.
+    """
+    path = str(library) if library is not None else _library.library_path()
+    _library.check(path)
+    if check_indices:
+        session_options.add_session_config_entry(CHECK_INDICES, "1")  # the library reads it when it is registered
+    _register_once(session_options, "ortops.registered", path)
+
+
+def _register_once(options: onnxruntime.SessionOptions, key: str, path: str) -> None:
+    """Registers a library unless the entry `key` says that it is: ONNX Runtime takes a domain once only."""
+    with contextlib.suppress(RuntimeError):
+        if options.get_session_config_entry(key):
+            return
+    options.register_custom_ops_library(path)
+    options.add_session_config_entry(key, "1")
+
+
+def _register_extensions(options: onnxruntime.SessionOptions) -> None:
+    try:
+        from onnxruntime_extensions import get_library_path
+    except ImportError:
+        raise LibraryError(
+            f"the model uses operators of {EXTENSIONS} (a tokenizer, say): install the package onnxruntime-extensions"
+        ) from None
+    _register_once(options, "ortops.extensions_registered", get_library_path())
+
+
+class InferenceSession(onnxruntime.InferenceSession):
+    """A session with our library, and with onnxruntime-extensions' if the model uses it.
+
+    Args:
+        model: A path, the bytes of a file, an onnx.ModelProto, an onnx_ir.Model, or a Graph.
+        sess_options: An onnxruntime.SessionOptions; the libraries are registered with it.
+        providers: As in onnxruntime. By default CUDA where it really works, else the CPU; here a CUDA that does not work is an
+            error if asked for, never a silent change to the CPU.
+        provider_options: As in onnxruntime.
+        cuda_graph: Records the launches of the first run as a CUDA graph, which later runs replay: inputs and outputs must be
+            bound to fixed device memory (IOBinding), and shapes must not change.
+        check_indices: See `register`.
+        lower: Which operators are written in standard nodes first: "auto", those that stock ONNX Runtime was measured to run
+            faster, in a session on the CPU alone (see `ortops_lowered`); "all"; or "none".
+        kwargs: As in onnxruntime.
+
+    Attributes:
+        ortops_lowered: What was lowered, and why.
+
+    Raises:
+        LibraryError: A library is missing or stale, or CUDA was asked for and does not work.
+        ValueError: The model is none.
+        FileNotFoundError: There is no such file.
+    """
+
+    ortops_lowered: tuple[Lowered, ...]
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | bytes | onnx.ModelProto | onnx_ir.Model | Graph,
+        sess_options: onnxruntime.SessionOptions | None = None,
+        providers: Sequence[Provider] | None = None,
+        provider_options: Sequence[dict[str, Any]] | None = None,
+        *,
+        cuda_graph: bool = False,
+        check_indices: bool = False,
+        lower: Literal["auto", "all", "none"] = "auto",
+        **kwargs: Any,
+    ) -> None:
+        if lower not in ("auto", "all", "none"):
+            raise ValueError(f"lower: expected auto, all or none, got {lower!r}")
+        options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
+        source = _Source.of(model)
+        chosen = _providers(providers, provider_options, cuda_graph, ours=OURS in source.domains and lower != "all")
+        on_cpu = all(_name(provider) == CPU for provider in chosen)
+        self.ortops_lowered = ()
+        if OURS in source.domains and (lower == "all" or (lower == "auto" and on_cpu)):
+            source, self.ortops_lowered = _lower(source, everything=lower == "all")
+        if source.domains & {OURS, "?"}:
+            register(options, check_indices=check_indices)
+        if EXTENSIONS in source.domains:
+            _register_extensions(options)
+        if source.folder is not None:
+            options.add_session_config_entry(EXTERNAL_FOLDER, source.folder)
+        kwargs.setdefault("enable_fallback", 0)  # an error is an error, not a second try on the CPU
+        with source.opened() as file:
+            super().__init__(file, options, chosen, **kwargs)
+        if any(_name(provider) == CUDA for provider in chosen) and CUDA not in self.get_providers():
+            raise LibraryError(f"{CUDA} was asked for, but onnxruntime could not start it and made a session on {self.get_providers()}")
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A model as it was given: a file, or what is in memory. `domains` are those it uses; "?" where that cannot be seen."""
+
+    path: str | None
+    model: bytes | onnx.ModelProto | onnx_ir.Model | None
+    domains: frozenset[str]
+    folder: str | None = None  # where its external data is, if it is in memory and has some
+
+    @staticmethod
+    def of(model: Any) -> _Source:
+        if isinstance(model, str | os.PathLike):
+            path = os.fspath(model)
+            if not Path(path).exists():
+                raise FileNotFoundError(f"{path}: no such file")
+            with Path(path).open("rb") as file:
+                is_ort = file.read(8)[4:] == b"ORTM"
+            return _Source(path, None, frozenset("?") if is_ort else _domains(_parse(Path(path).read_bytes(), path)))
+        if isinstance(model, bytes):
+            is_ort = model[4:8] == b"ORTM"
+            return _Source(None, model, frozenset("?") if is_ort else _domains(_parse(model, "the model")))
+        if isinstance(model, onnx.ModelProto):
+            return _Source(None, model, _domains(model))
+        import onnx_ir
+
+        from ortops.graph import Graph
+
+        if isinstance(model, Graph):
+            model = model.ir()
+        if not isinstance(model, onnx_ir.Model):
+            raise TypeError(f"expected a path, bytes, a ModelProto, an onnx_ir.Model or a Graph, got {type(model).__name__}")
+        return _Source(None, model, _ir_domains(model))
+
+    def ir(self) -> onnx_ir.Model:
+        """A copy of the model that may be changed."""
+        import onnx_ir
+
+        if self.path is not None:
+            return onnx_ir.load(self.path)
+        if isinstance(self.model, bytes):
+            return onnx_ir.from_proto(onnx.load_model_from_string(self.model))
+        return self.model.clone() if isinstance(self.model, onnx_ir.Model) else onnx_ir.from_proto(self.model)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[str | bytes]:
+        """The model as onnxruntime takes it. One that does not fit in a protobuf goes through a file, gone once it is read."""
+        if self.path is not None:
+            yield self.path
+        elif isinstance(self.model, bytes):
+            yield self.model
+        elif isinstance(self.model, onnx.ModelProto):
+            yield self.model.SerializeToString()
+        else:
+            import onnx_ir
+
+            assert self.model is not None
+            tensors = [value.const_value for value in self.model.graph.initializers.values() if value.const_value is not None]
+            external = any(isinstance(tensor, onnx_ir.ExternalTensor) for tensor in tensors)
+            if self.folder is not None or (not external and sum(tensor.nbytes for tensor in tensors) < 1_500_000_000):
+                yield onnx_ir.to_proto(self.model).SerializeToString()
+                return
+            with tempfile.TemporaryDirectory(prefix="ortops-") as folder:
+                onnx_ir.save(self.model, Path(folder) / "model.onnx", external_data="model.data")
+                yield str(Path(folder) / "model.onnx")
+
+
+def _parse(data: bytes, what: str) -> onnx.ModelProto:
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:
+        raise ValueError(f"{what}: not an ONNX model: {error}") from None
+    if not model.HasField("graph") or not model.ir_version:
+        raise ValueError(f"{what}: not an ONNX model: it has no graph")
+    return model
+
+
+def _domains(model: onnx.ModelProto) -> frozenset[str]:
+    imports = [*model.opset_import, *(item for function in model.functions for item in function.opset_import)]
+    return frozenset({item.domain for item in imports} | {node.domain for node in model.graph.node})
+
+
+def _ir_domains(model: onnx_ir.Model) -> frozenset[str]:
+    scopes = (model.graph, *model.functions.values())
+    return frozenset({domain for scope in scopes for domain in scope.opset_imports} | {node.domain for node in model.graph.all_nodes()})
+
+
+def _lower(source: _Source, everything: bool) -> tuple[_Source, tuple[Lowered, ...]]:
+    """The model with what is to be lowered lowered; the very same if that is nothing. What cannot be lowered is left, unless
+    everything is to be."""
+    import onnx_ir
+
+    from ortops._infer import attribute_values, type_name
+    from ortops.functions import lower_in_place
+
+    done: list[Lowered] = []
+
+    def choose(op: Op, node: onnx_ir.Node) -> bool:
+        if everything:
+            reason: str | None = 'lower="all"'
+        elif op.body is None:
+            return False
+        else:
+            types = [None if value is None else type_name(value.dtype) for value in node.inputs]
+            reason = prefers_stock(op.name, types, attribute_values(op, node, op.name))
+        if reason is None:
+            return False
+        done.append(Lowered(node.name or "", op.name, reason))
+        return True
+
+    model = source.ir()
+    folder = None
+    if any(isinstance(value.const_value, onnx_ir.ExternalTensor) for value in model.graph.initializers.values()) and source.path:
+        folder = str(Path(source.path).resolve().parent)
+        if _version() < (1, 21):  # older ones find external data beside a file only
+            if everything:
+                raise LibraryError('lower="all" of a model with external data needs onnxruntime 1.21 or newer; use ortops.lower')
+            return source, ()
+    try:
+        model = lower_in_place(model, choose)
+    except OpError:
+        if everything:
+            raise
+        return source, ()
+    if not done:
+        return source, ()
+    return _Source(None, model, _ir_domains(model), folder), tuple(done)
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+
+
+# --- providers ------------------------------------------------------------------------------------------------------
+
+
+def _name(provider: Provider) -> str:
+    return provider if isinstance(provider, str) else provider[0]
+
+
+def _providers(
+    requested: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None, cuda_graph: bool, ours: bool
+) -> list[tuple[str, dict[str, Any]]]:
+    """The providers with their options."""
+    if requested is None:
+        problem = _cuda_problem(ours)
+        if cuda_graph and problem:
+            raise LibraryError(f"cuda_graph: {problem}")
+        result: list[tuple[str, dict[str, Any]]] = [] if problem else [(CUDA, {})]
+        result.append((CPU, {}))
+    else:
+        given = options if options is not None else [{} for _ in requested]
+        if len(given) != len(requested):
+            raise ValueError(f"provider_options: expected {len(requested)} of them, one a provider, got {len(given)}")
+        result = [
+            (_name(provider), {**({} if isinstance(provider, str) else provider[1]), **extra})
+            for provider, extra in zip(requested, given, strict=True)
+        ]
+        if any(name == CUDA for name, _ in result) and (problem := _cuda_problem(ours)):
+            raise LibraryError(f"{CUDA} does not work here: {problem}")
+    if cuda_graph:
+        if all(name != CUDA for name, _ in result):
+            raise ValueError(f"cuda_graph: expected {CUDA} among the providers, got {[name for name, _ in result]}")
+        result = [(name, {**extra, "enable_cuda_graph": "1"} if name == CUDA else extra) for name, extra in result]
+    return result
+
+
+def _cuda_problem(ours: bool) -> str | None:
+    """Why a session cannot run on CUDA, None if it can. `ours` if the model has operators of our library."""
+    if ours:
+        path = _library.library_path()
+        if not _library.check(path)["cuda"]:
+            return (
+                f"{path} is a CPU-only build of the ortops library; build it again with ORTOPS_CUDA=on "
+                "(`make library ORTOPS_CUDA=on`, or `ORTOPS_CUDA=on pip install` of the source)"
+            )
+    return working_cuda()
+
+
+@functools.cache
+def working_cuda() -> str | None:
+    """None where onnxruntime's CUDA provider really works on this machine; else why it does not.
+
+    onnxruntime.get_available_providers() says what was compiled in, which is no answer.
+    """
+    if CUDA not in onnxruntime.get_available_providers():
+        return f"onnxruntime {onnxruntime.__version__} has no CUDA provider; install onnxruntime-gpu in its place"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver (libcuda.so.1)"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no GPU"
+    # The provider's own libraries (cuBLAS, cuDNN) may still be missing. Only trying tells, and without a word on stderr.
+    if hasattr(onnxruntime, "preload_dlls"):
+        with contextlib.redirect_stdout(None):
+            onnxruntime.preload_dlls()
+    make = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "probe", [make("x", 1, [1])], [make("y", 1, [1])])
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    onnxruntime.set_default_logger_severity(4)
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[CUDA, CPU])
+    finally:
+        onnxruntime.set_default_logger_severity(2)
+    if CUDA in session.get_providers():
+        return None
+    return "onnxruntime's CUDA provider does not load: its CUDA or cuDNN libraries are missing (pip install onnxruntime-gpu[cuda,cudnn])"
