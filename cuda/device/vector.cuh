@@ -1,0 +1,119 @@
+// Loads and stores, the only place where width, alignment and tails are seen to.
+//
+// A thread works on `Vector<T, N>`s. One of 16 bytes moves with one instruction where memory is aligned to that; the
+// host asks `is_aligned` once a call, for all tensors that are read alike. Where it is not so, N neighbours fall apart
+// into N elements `threads` apart: then each instruction of a warp still touches one contiguous run of memory, which
+// costs instructions but no bandwidth. `Share` hides which of the two it is.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "device/types.h"
+
+namespace ortops {
+
+template <class T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T values[N];
+
+  __host__ __device__ T& operator[](int i) { return values[i]; }
+  __host__ __device__ const T& operator[](int i) const { return values[i]; }
+};
+
+// Elements in the widest load, 16 bytes.
+template <class T>
+constexpr int kWidth = 16 / sizeof(T);
+
+// Whether rows of `size` elements that lie `size` apart can be read by vectors of N from each of the pointers (null:
+// not used).
+template <int N, class T>
+bool is_aligned(int64_t size, std::initializer_list<const T*> pointers) {
+  bool aligned = size % N == 0;
+  for (const T* pointer : pointers)
+    aligned = aligned && reinterpret_cast<uintptr_t>(pointer) % sizeof(Vector<T, N>) == 0;
+  return aligned;
+}
+
+// How long what is read will be wanted: once (it does not displace others in L1), or again soon.
+enum class Reuse { none, soon };
+
+// N elements at an address that is aligned to all of them.
+template <int N, Reuse reuse = Reuse::soon, class T>
+__device__ __forceinline__ Vector<T, N> load(const T* from) {
+  if constexpr (reuse == Reuse::none && sizeof(Vector<T, N>) == 16) {
+    uint4 bits;
+    asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+        : "l"(__cvta_generic_to_global(from)));
+    return detail::bit_cast<Vector<T, N>>(bits);
+  } else {
+    return *reinterpret_cast<const Vector<T, N>*>(from);
+  }
+}
+
+template <class T, int N>
+__device__ __forceinline__ void store(T* to, const Vector<T, N>& value) {
+  *reinterpret_cast<Vector<T, N>*>(to) = value;
+}
+
+template <class T, int N>
+__device__ __forceinline__ Vector<float, N> to_float(const Vector<T, N>& value) {
+  Vector<float, N> result;
+#pragma unroll
+  for (int i = 0; i < N; ++i) result[i] = to_float(value[i]);
+  return result;
+}
+
+template <class T, int N>
+__device__ __forceinline__ Vector<T, N> from_float(const Vector<float, N>& value) {
+  Vector<T, N> result;
+#pragma unroll
+  for (int i = 0; i < N; ++i) result[i] = from_float<T>(value[i]);
+  return result;
+}
+
+// What one thread of `threads` has of each step of a row: N elements, side by side where kAligned, else `threads`
+// apart. A step is threads * N elements, the first begins at 0; elements at `size` and beyond are read as 0 and not
+// written.
+template <int N, bool kAligned, class Index>
+struct Share {
+  Index size;
+  int thread;
+  int threads;
+
+  // Where element i of the share lies.
+  __device__ __forceinline__ Index at(Index step, int i) const {
+    return kAligned ? (step * threads + thread) * N + i : (step * N + i) * threads + thread;
+  }
+  __device__ __forceinline__ bool has(Index step, int i) const { return at(step, kAligned ? 0 : i) < size; }
+  __device__ __forceinline__ bool any(Index step) const { return has(step, 0); }
+
+  template <Reuse reuse = Reuse::soon, class T>
+  __device__ __forceinline__ Vector<T, N> read(const T* row, Index step) const {
+    Vector<T, N> result = {};
+    if constexpr (kAligned) {
+      if (any(step)) result = load<N, reuse>(row + at(step, 0));
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (has(step, i)) result[i] = row[at(step, i)];
+      }
+    }
+    return result;
+  }
+
+  template <class T>
+  __device__ __forceinline__ void write(T* row, Index step, const Vector<T, N>& value) const {
+    if constexpr (kAligned) {
+      if (any(step)) store(row + at(step, 0), value);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (has(step, i)) row[at(step, i)] = value[i];
+      }
+    }
+  }
+};
+
+}  // namespace ortops
