@@ -42,7 +42,7 @@ import numpy as np
 from ortops import _shapes
 from ortops._shapes import Axis
 
-__all__ = ["ALL", "FLOATS", "INDICES", "INTEGERS", "VARIANTS", "Annotated", "Literal", "Op", "OpError", "Range", "find", "op", "ops"]
+__all__ = ["ALL", "FLOATS", "INDICES", "INTEGERS", "VARIANTS", "Annotated", "Case", "Literal", "Op", "OpError", "Range", "Testing", "find", "op", "ops"]
 
 #: How many names an operator has in a model file. A file can hold one function body a name, so the second kind of call
 #: of an operator (other attributes, other optional inputs) goes by the name with `_2`, and so on: see docs/design.md.
@@ -511,6 +511,27 @@ class Case:
     name: str = ""
 
 
+Sampler = Callable[[np.random.Generator, tuple[int, ...], Mapping[str, Any]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Testing:
+    """What the generic tests need to know of an operator, where the declaration does not tell it.
+
+    Args:
+        cases: Inputs to test beside the standard ones.
+        samples: How to draw an input, by its name: of a generator, the shape, and the sizes and runs that are bound.
+        sizes: Changes the sizes that the tests have chosen to ones that go together.
+        bar: Allowed error, by type, in steps of that type's epsilon; 1 for 16-bit types and 8 for wider ones unless given.
+            Each one is to say why.
+    """
+
+    cases: tuple[Case, ...] = ()
+    samples: Mapping[str, Sampler] = field(default_factory=dict)
+    sizes: Callable[[dict[str, int]], dict[str, int]] = dict
+    bar: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(eq=False)
 class Op:
     """An operator. Call it on graph values to append a node, on arrays to compute."""
@@ -523,7 +544,7 @@ class Op:
     types: Mapping[str, tuple[str, ...]]
     attributes: tuple[Attribute, ...]
     by_size: frozenset[str]
-    cases: tuple[Case, ...]
+    testing: Testing = Testing()
     body: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
@@ -771,7 +792,7 @@ def op(
     name: str,
     layout: str | None = None,
     by_size: Sequence[str] = (),
-    cases: Sequence[Case] = (),
+    testing: Testing = Testing(),  # noqa: B008 (frozen)
     register: bool = True,
     **types: tuple[str, ...],
 ) -> Callable[[Callable[..., Any]], Op]:
@@ -782,7 +803,7 @@ def op(
         name: The ONNX op type, a name that ONNX itself does not use.
         layout: The attribute that chooses the line.
         by_size: Type variables of which a kernel need only know the element's size (moves).
-        cases: Inputs to test beside the standard ones.
+        testing: What the generic tests need to know.
         register: False for a declaration that is to be looked at, not built.
         types: The types of each type variable. One type may be the name of a variable before it.
     """
@@ -814,7 +835,7 @@ def op(
             types=types,
             attributes=attributes,
             by_size=frozenset(by_size),
-            cases=tuple(cases),
+            testing=testing,
         )
         if register:
             if name in _registry:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ortops._declare import FLOATS, OpError, Range, op
+from ortops._declare import FLOATS, OpError, Range, Testing, op
 
 
 @op(
@@ -18,6 +18,7 @@ from ortops._declare import FLOATS, OpError, Range, op
     layout="layout",
     T=FLOATS,
     M=("bool", "T"),
+    testing=Testing(sizes=lambda sizes: sizes | {"H": 2 * sizes["Hkv"]}),
 )
 def scaled_dot_product_attention(
     query,

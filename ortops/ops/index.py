@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ortops._declare import FLOATS, INDICES, OpError, op
+from ortops._declare import FLOATS, INDICES, OpError, Testing, op
 
 
 @op(
@@ -12,6 +12,7 @@ from ortops._declare import FLOATS, INDICES, OpError, op
     name="Embedding",
     I=INDICES,
     T=FLOATS,
+    testing=Testing(samples={"indices": lambda rng, shape, sizes: rng.integers(-sizes["V"], max(sizes["V"], 1), shape)}),
 )
 def embedding(indices, table, residual=None, *, padding_idx: int | None = None):
     """Looks up a row of the table for each index, and adds the residual if there is one (say, the position embeddings).

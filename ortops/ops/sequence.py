@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from ortops._declare import FLOATS, op
+from ortops._declare import FLOATS, Testing, op
 
 
 @op(
@@ -14,6 +14,7 @@ from ortops._declare import FLOATS, op
     name="SequencePool",
     T=FLOATS,
     M=("bool", "int64", "int32"),
+    testing=Testing(samples={"mask": lambda rng, shape, sizes: rng.integers(0, 2, shape)}),
 )
 def sequence_pool(x, mask, *, mode: Literal["mean", "max", "first"] = "mean", normalize: bool = False):
     """Reduces each sequence to one vector: the mean, the maximum or the first of the vectors that its mask keeps (is not 0).

@@ -1,0 +1,284 @@
+"""One harness for every operator: draws inputs from the declaration, runs a kernel, compares with the reference.
+
+The tests use it (tests/test_ops.py); so can the author of a new operator, and whoever wants to see that a build is right
+on a machine of their own: `python -m ortops.testing [--cuda]`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ortops._declare import ELEMENT_TYPES, OUTER, Formal, Group, Name, Number, Op, element_type, names_in
+
+__all__ = ["Sample", "compare", "model_of", "samples", "tolerances"]
+
+#: The sizes that dimensions take in turn, such that those of one call differ. No vector width divides 3, 7 and 129.
+SIZES = (7, 64, 3, 129, 16, 1, 33)
+RUNS: tuple[tuple[int, ...], ...] = ((5,), (2, 3), (), (1, 2, 3))
+LARGE = 1024
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The inputs of one call, in input order (None: absent), its attributes and the outputs asked for."""
+
+    op: Op
+    name: str
+    types: Mapping[str, str]
+    inputs: tuple[np.ndarray | None, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def output_types(self) -> list[str]:
+        types = {formal.name: type_ for formal, type_ in zip(self.op.outputs, self.op.output_types(self.types), strict=True)}
+        return [str(types[name]) for name in self.outputs]
+
+    def reference(self) -> list[np.ndarray]:
+        """The outputs asked for, in float64, of the inputs as they are (already rounded to their type)."""
+        by_name = dict(zip([f.name for f in self.op.outputs], self.op.reference(*self.inputs, **self.attributes), strict=True))
+        return [np.asarray(by_name[name]) for name in self.outputs]
+
+    def __str__(self) -> str:
+        shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in self.inputs)
+        return f"{self.op.name} {self.name}: {shapes} {dict(self.attributes)}"
+
+
+def draw(op: Op, formal: Formal, type_: str, shape: tuple[int, ...], rng: np.random.Generator, bound: Mapping[str, Any]) -> np.ndarray:
+    """Random values of a type, as the operator wants them."""
+    if formal.name in op.testing.samples:
+        return op.testing.samples[formal.name](rng, shape, bound).astype(element_type(type_))
+    if type_ == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if "float" in type_:
+        return rng.standard_normal(shape).astype(element_type(type_))
+    low = 0 if type_.startswith("u") else -100
+    return rng.integers(low, 100, shape).astype(element_type(type_))
+
+
+def samples(op: Op, types: Mapping[str, str], *, large: bool = False) -> Iterator[Sample]:
+    """The standard samples of an operator for one choice of types, and its own."""
+    rng = np.random.default_rng(zlib.crc32(repr((op.name, sorted(types.items()))).encode()))
+    everything = tuple(formal.name for formal in op.outputs)
+    required = tuple(op.chosen_outputs(None))
+    options = [formal.name for formal in op.inputs if formal.optional]
+    defaults = {a.name: a.default if not a.required else a.choices[0] for a in op.attributes if not a.required or a.choices}
+    varied = [{}, *({a.name: choice} for a in op.attributes for choice in _choices(a) if choice != defaults.get(a.name))]
+    for turn, attributes in enumerate(varied):
+        for present in dict.fromkeys([tuple(options), (), *((option,) for option in options)]):
+            for sizes in _sizes(op, turn, large):
+                yield _sample(op, types, rng, attributes, present, sizes, everything if present == tuple(options) else required, f"{turn}")
+    for case in op.testing.cases:
+        given = dict(case.inputs(rng))
+        inputs = []
+        for formal in op.inputs:
+            value = given.pop(formal.name, None)
+            type_ = types.get(formal.type, formal.type)
+            if value is not None and not (type_ == "bool") == (np.asarray(value).dtype == bool):
+                break  # the case is for another type of this input: a boolean mask, say, where this one is added
+            inputs.append(None if value is None else np.asarray(value).astype(element_type(type_)))
+        else:
+            if given:
+                raise ValueError(f"{op.name}: case {case.name}: no input {', '.join(given)}")
+            yield Sample(op, case.name, types, tuple(inputs), case.attributes, everything)
+
+
+def _choices(attribute: Any) -> tuple[Any, ...]:
+    return attribute.choices or ((True, False) if attribute.kind == "bool" else ())
+
+
+def _sizes(op: Op, turn: int, large: bool) -> Iterator[dict[str, Any]]:
+    names: dict[str, bool] = {}
+    for signature in op.layouts.values():
+        for formal in signature.inputs:
+            for axis in formal.axes:
+                for name in names_in(axis):
+                    names[name.name] = isinstance(name, Group)
+    plain = [name for name, run in names.items() if not run]
+    runs = [name for name, run in names.items() if run]
+    for shift in range(4):
+        sizes: dict[str, Any] = op.testing.sizes({n: SIZES[(i + shift + turn) % len(SIZES)] for i, n in enumerate(plain)})
+        yield sizes | {n: RUNS[(i + shift) % len(RUNS)] if n == OUTER or i else RUNS[shift % 2] for i, n in enumerate(runs)}
+    if large:
+        sizes = op.testing.sizes({n: LARGE if i == len(plain) - 1 else SIZES[i % 3] for i, n in enumerate(plain)})
+        yield sizes | {n: (LARGE,) if i == len(runs) - 1 else (3,) for i, n in enumerate(runs)}
+    if turn == 0:  # nothing along one axis
+        for empty in (runs or plain)[:1]:
+            sizes = op.testing.sizes({n: SIZES[i % len(SIZES)] for i, n in enumerate(plain)}) | {n: (3,) for n in runs}
+            yield sizes | {empty: (0,) if names[empty] else 0}
+
+
+def _sample(
+    op: Op,
+    types: Mapping[str, str],
+    rng: np.random.Generator,
+    attributes: Mapping[str, Any],
+    present: Sequence[str],
+    sizes: Mapping[str, Any],
+    outputs: tuple[str, ...],
+    name: str,
+) -> Sample:
+    given = op.check_attributes(dict(attributes))
+    inputs: list[np.ndarray | None] = []
+    for formal in op.signature(given).inputs:
+        if formal.optional and formal.name not in present:
+            inputs.append(None)
+            continue
+        shape: list[int] = []
+        for axis in formal.axes:
+            match axis:
+                case Name(axis_name):
+                    shape.append(sizes[axis_name])
+                case Group(axis_name):
+                    shape.extend(sizes[axis_name])
+                case Number(value):
+                    shape.append(value)
+                case _:
+                    raise ValueError(f"{op.name}: {formal}: give cases of its own to an operator whose input shapes are computed")
+        if formal.broadcast:  # some axes of 1, and some left out in front
+            shape = [1 if rng.random() < 0.3 else size for size in shape][int(rng.integers(0, len(shape))) if shape and rng.random() < 0.5 else 0 :]
+        inputs.append(draw(op, formal, types.get(formal.type, formal.type), tuple(shape), rng, sizes))
+    return Sample(op, f"attributes {dict(attributes)}, with {', '.join(present) or 'no options'} #{name}", types, tuple(inputs), attributes, outputs)
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def model_of(
+    op: Op,
+    input_types: tuple[str | None, ...],
+    ranks: tuple[int | None, ...],
+    attributes: tuple[tuple[str, Any], ...],
+    outputs: tuple[str, ...],
+    output_types: tuple[str, ...],
+    output_ranks: tuple[int, ...],
+    shapes: tuple[tuple[int, ...] | None, ...] | None = None,
+) -> bytes:
+    """A model of that one node, with symbolic sizes, or those of `shapes`. What is bfloat16 is cast to float32 at the end."""
+    from onnx import TensorProto, helper
+
+    names = [f"input{i}" if type_ else "" for i, type_ in enumerate(input_types)]
+    inputs = [
+        helper.make_tensor_value_info(n, ELEMENT_TYPES[t], list(shapes[i] or ()) if shapes else [f"d{i}_{axis}" for axis in range(rank or 0)])
+        for i, (n, t, rank) in enumerate(zip(names, input_types, ranks, strict=True))
+        if t
+    ]
+    results = [formal.name if formal.name in outputs else "" for formal in op.outputs]
+    while results and not results[-1]:
+        results.pop()
+    while names and not names[-1]:
+        names.pop()
+    nodes = [helper.make_node(op.name, names, results, name="tested", domain="ortops", **dict(attributes))]
+    infos = []
+    for name, type_, rank in zip(outputs, output_types, output_ranks, strict=True):
+        final, onnx_type = name, ELEMENT_TYPES[type_]
+        if type_ == "bfloat16":
+            final, onnx_type = f"{name}_float32", TensorProto.FLOAT
+            nodes.append(helper.make_node("Cast", [name], [final], to=onnx_type))
+        infos.append(helper.make_tensor_value_info(final, onnx_type, [f"{name}{axis}" for axis in range(rank)]))
+    graph = helper.make_graph(nodes, "tested", inputs, infos)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ortops", 1)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+
+
+def node_attributes(op: Op, attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The attributes as a node holds them."""
+    given = {n: int(v) if isinstance(v, bool) else v for n, v in attributes.items() if v is not None}
+    kinds = {a.name: a.kind for a in op.attributes}
+    return tuple((n, float(v) if kinds[n] == "float" else v) for n, v in given.items())
+
+
+def sample_model(sample: Sample, *, static: bool = False) -> bytes:
+    """The model of the sample's one node."""
+    arrays = sample.inputs
+    return model_of(
+        sample.op,
+        tuple(None if a is None else str(a.dtype) for a in arrays),
+        tuple(None if a is None else a.ndim for a in arrays),
+        node_attributes(sample.op, sample.attributes),
+        sample.outputs,
+        tuple(sample.output_types),
+        tuple(r.ndim for r in sample.reference()),
+        tuple(None if a is None else a.shape for a in arrays) if static else None,
+    )
+
+
+@lru_cache(maxsize=512)
+def _session(model: bytes, provider: str, options: tuple[tuple[str, str], ...] = ()) -> Any:
+    import onnxruntime
+
+    from ortops.session import register
+
+    session_options = onnxruntime.SessionOptions()
+    session_options.log_severity_level = 3
+    session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1" if "CUDA" in provider else "0")
+    register(session_options)
+    return onnxruntime.InferenceSession(model, session_options, providers=[(provider, dict(options))])
+
+
+def ort_value(array: np.ndarray) -> Any:
+    import onnxruntime
+
+    if str(array.dtype) == "bfloat16":
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ELEMENT_TYPES["bfloat16"])
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def run_cpu(sample: Sample) -> list[np.ndarray]:
+    """The outputs asked for, by the CPU kernel."""
+    session = _session(sample_model(sample), "CPUExecutionProvider")
+    feeds = {f"input{i}": ort_value(np.ascontiguousarray(a)) for i, a in enumerate(sample.inputs) if a is not None}
+    return [value.numpy() for value in session.run_with_ort_values(None, feeds)]
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------
+
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+
+
+def tolerances(op: Op, type_: str, reference: np.ndarray) -> np.ndarray:
+    """The error allowed to each element: steps of the type's epsilon, relative to the value, or to the root mean square of its
+    row, where terms of that size cancel."""
+    steps = op.testing.bar.get(type_, 1.0 if type_ in ("float16", "bfloat16") else 8.0)
+    finite = np.where(np.isfinite(reference), reference, 0.0)
+    row = np.sqrt(np.square(finite).mean(axis=-1, keepdims=True)) if finite.ndim and finite.size else np.abs(finite)
+    return np.asarray(steps * (EPSILON[type_] * np.maximum(np.abs(finite), row) + SMALLEST[type_]))
+
+
+def compare(sample: Sample, results: Sequence[np.ndarray], scale: float = 1.0) -> float:
+    """Raises AssertionError, saying where, if a result is not what the reference says; else gives the largest error as a share
+    of what is allowed (times `scale`)."""
+    worst = 0.0
+    for name, type_, expected, got in zip(sample.outputs, sample.output_types, sample.reference(), results, strict=True):
+        where = f"{sample}: output {name}"
+        assert got.shape == expected.shape, f"{where}: expected shape {expected.shape}, got {got.shape}"
+        if "float" not in type_:
+            wrong = np.asarray(got != expected)
+            assert not wrong.any(), f"{where}: {wrong.sum()} of {wrong.size} differ, the first at {np.argwhere(wrong)[0]}"
+            continue
+        allowed = scale * tolerances(sample.op, type_, expected)
+        with np.errstate(all="ignore"):
+            rounded = expected.astype(element_type(type_)).astype(np.float64)
+            error = np.abs(got.astype(np.float64) - expected)
+            special = ~np.isfinite(rounded)
+            same = (np.isnan(rounded) & np.isnan(got.astype(np.float64))) | (rounded == got.astype(np.float64))
+            # A value at the edge of the type's range may be rounded to the largest number or to infinity.
+            same |= np.isinf(rounded) & (np.abs(got.astype(np.float64)) >= LARGEST[type_]) & (np.sign(rounded) == np.sign(got.astype(np.float64)))
+            wrong = np.where(special, ~same, ~(error <= allowed))
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise AssertionError(
+                f"{where}: {wrong.sum()} of {wrong.size} differ, the first at {list(at)}: expected {expected[at]!r}, got {got[at]!r} (allowed error {allowed[at]:.3g})"
+            )
+        if error.size:
+            worst = max(worst, float(np.where(special, 0, error / np.maximum(allowed, 1e-300)).max()))
+    return worst
