@@ -234,7 +234,7 @@ def ort_value(array: np.ndarray) -> Any:
 def run_cpu(sample: Sample) -> list[np.ndarray]:
     """The outputs asked for, by the CPU kernel."""
     session = _session(sample_model(sample), "CPUExecutionProvider")
-    feeds = {f"input{i}": ort_value(np.ascontiguousarray(a)) for i, a in enumerate(sample.inputs) if a is not None}
+    feeds = {f"input{i}": ort_value(np.asarray(a, order="C")) for i, a in enumerate(sample.inputs) if a is not None}
     return [value.numpy() for value in session.run_with_ort_values(None, feeds)]
 
 

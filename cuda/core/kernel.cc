@@ -356,9 +356,7 @@ std::string fresh_name() {
   return "ortops_" + std::to_string(count++);
 }
 
-bool read_symbols(const Ort& ort, const OrtShapeInferContext* context, size_t index, BasicShape<Symbol>& shape) {
-  OrtTensorTypeAndShapeInfo* info = nullptr;  // owned by the context
-  ort.check(ort.api->ShapeInferContext_GetInputTypeShape(context, index, &info));
+bool read_symbols(const Ort& ort, const OrtTensorTypeAndShapeInfo* info, BasicShape<Symbol>& shape) {
   size_t rank = 0;
   ort.check(ort.api->GetDimensionsCount(info, &rank));
   if (rank == 0 || rank > kMaxRank) return false;  // rank 0 may as well be an unknown rank, or an absent input
@@ -374,6 +372,19 @@ bool read_symbols(const Ort& ort, const OrtShapeInferContext* context, size_t in
   return true;
 }
 
+// ONNX Runtime asks the first row of an operator for all of them: this is the one that has the inputs' types.
+const Row* row_of(const OpInfo& op, const std::vector<Type>& input_types) {
+  for (const auto& rows : table()) {
+    for (const Row& row : rows) {
+      if (row.op != &op) continue;
+      bool fits = true;
+      for (size_t i = 0; i < input_types.size(); ++i) fits = fits && (input_types[i] == Type::none || input_types[i] == row.types[i]);
+      if (fits) return &row;
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 void infer_shapes(const CustomOp& op, OrtShapeInferContext* context) {
@@ -385,7 +396,17 @@ void infer_shapes(const CustomOp& op, OrtShapeInferContext* context) {
   ort.check(ort.api->ShapeInferContext_GetInputCount(context, &count));
   std::vector<BasicShape<Symbol>> inputs(count), outputs(info.outputs.size());
   std::vector<const BasicShape<Symbol>*> pointers(count);
-  for (size_t i = 0; i < count; ++i) pointers[i] = read_symbols(ort, context, i, inputs[i]) ? &inputs[i] : nullptr;
+  std::vector<Type> types(count);
+  for (size_t i = 0; i < count; ++i) {
+    OrtTensorTypeAndShapeInfo* type_and_shape = nullptr;  // owned by the context
+    ort.check(ort.api->ShapeInferContext_GetInputTypeShape(context, i, &type_and_shape));
+    ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    ort.check(ort.api->GetTensorElementType(type_and_shape, &type));
+    types[i] = static_cast<Type>(type);
+    if (read_symbols(ort, type_and_shape, inputs[i])) pointers[i] = &inputs[i];
+  }
+  const Row* row = row_of(info, types);
+  if (!row) return;
   for (auto& output : outputs) output.rank = -1;
   Binder<Symbol> binder(pointers.data(), static_cast<int>(count), outputs.data());
   info.infer(attributes.get(), binder);
@@ -402,7 +423,7 @@ void infer_shapes(const CustomOp& op, OrtShapeInferContext* context) {
       sizes[d] = symbol.value;
       names[d] = symbol.value >= 0 ? "" : symbol.name.c_str();
     }
-    ort.check(ort.api->SetTensorElementType(raw, static_cast<ONNXTensorElementDataType>(op.row->types[info.inputs.size() + i])));
+    ort.check(ort.api->SetTensorElementType(raw, static_cast<ONNXTensorElementDataType>(row->types[info.inputs.size() + i])));
     ort.check(ort.api->SetDimensions(raw, sizes, outputs[i].rank));
     ort.check(ort.api->SetSymbolicDimensions(raw, names, outputs[i].rank));
     if (OrtStatus* status = ort.api->ShapeInferContext_SetOutputTypeShape(context, i, raw)) ort.api->ReleaseStatus(status);
