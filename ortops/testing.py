@@ -210,6 +210,9 @@ def sample_model(sample: Sample, *, static: bool = False) -> bytes:
     )
 
 
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
 @lru_cache(maxsize=512)
 def _session(model: bytes, provider: str, options: tuple[tuple[str, str], ...] = ()) -> Any:
     import onnxruntime
@@ -218,12 +221,13 @@ def _session(model: bytes, provider: str, options: tuple[tuple[str, str], ...] =
 
     session_options = onnxruntime.SessionOptions()
     session_options.log_severity_level = 3
-    session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1" if "CUDA" in provider else "0")
+    if provider == CUDA:
+        session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     register(session_options)
     return onnxruntime.InferenceSession(model, session_options, providers=[(provider, dict(options))])
 
 
-def ort_value(array: np.ndarray) -> Any:
+def _ort_value(array: np.ndarray) -> Any:
     import onnxruntime
 
     if str(array.dtype) == "bfloat16":
@@ -231,11 +235,58 @@ def ort_value(array: np.ndarray) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def run_cpu(sample: Sample) -> list[np.ndarray]:
-    """The outputs asked for, by the CPU kernel."""
-    session = _session(sample_model(sample), "CPUExecutionProvider")
-    feeds = {f"input{i}": ort_value(np.asarray(a, order="C")) for i, a in enumerate(sample.inputs) if a is not None}
+def run(sample: Sample, provider: str = CPU) -> list[np.ndarray]:
+    """The outputs asked for, by the kernel of that provider."""
+    session = _session(sample_model(sample), provider)
+    feeds = {f"input{i}": _ort_value(np.asarray(a, order="C")) for i, a in enumerate(sample.inputs) if a is not None}
     return [value.numpy() for value in session.run_with_ort_values(None, feeds)]
+
+
+class Bound:
+    """The sample's node on CUDA with inputs and outputs in memory of our own, which lies `offset` elements off its alignment.
+    Everything that is not an input is filled with 0xff before each run (NaN, or -1), so that what is not written is seen."""
+
+    def __init__(self, sample: Sample, *, graph: bool = False, offset: int = 0) -> None:
+        import torch
+
+        self.torch = torch
+        options = (("enable_cuda_graph", "1"),) if graph else ()
+        self.session = _session(sample_model(sample, static=True), CUDA, options)
+        self.binding = self.session.io_binding()
+        self.inputs = []
+        for i, array in enumerate(sample.inputs):
+            if array is not None:
+                memory = self._memory(array.nbytes, array.itemsize * offset)
+                self.binding.bind_input(f"input{i}", "cuda", 0, ELEMENT_TYPES[str(array.dtype)], array.shape, memory.data_ptr())
+                self.inputs.append(memory)
+        self.outputs = []
+        for info, reference in zip(self.session.get_outputs(), sample.reference(), strict=True):
+            dtype = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}.get(info.type, info.type[7:-1])
+            size = np.dtype(dtype).itemsize
+            memory = self._memory(reference.size * size, size * offset)
+            self.binding.bind_output(info.name, "cuda", 0, ELEMENT_TYPES[dtype], reference.shape, memory.data_ptr())
+            self.outputs.append((memory, np.dtype(dtype), reference.shape))
+
+    def _memory(self, size: int, offset: int) -> Any:
+        whole = self.torch.empty(offset + size + 64, dtype=self.torch.uint8, device="cuda")
+        return whole[offset : offset + size]
+
+    def __call__(self, sample: Sample) -> list[np.ndarray]:
+        arrays = [np.asarray(a, order="C") for a in sample.inputs if a is not None]
+        for memory, array in zip(self.inputs, arrays, strict=True):
+            memory.copy_(self.torch.from_numpy(array.reshape(-1).view(np.uint8).copy()))
+        for memory, _, _ in self.outputs:
+            memory.fill_(255)
+        self.torch.cuda.synchronize()
+        self.session.run_with_iobinding(self.binding)
+        self.torch.cuda.synchronize()
+        return [memory.cpu().numpy().view(dtype).reshape(shape) for memory, dtype, shape in self.outputs]
+
+
+def changed(sample: Sample) -> Sample:
+    """The same call with the elements of each input in the opposite order."""
+    inputs = tuple(None if a is None else np.asarray(a).reshape(-1)[::-1].reshape(a.shape) for a in sample.inputs)
+    return Sample(sample.op, sample.name + ", reversed", sample.types, inputs, sample.attributes, sample.outputs)
 
 
 # --- comparing ------------------------------------------------------------------------------------------------------

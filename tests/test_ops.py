@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+
 import numpy as np
 import pytest
 
@@ -9,15 +12,20 @@ from ortops import testing
 from ortops._declare import Op, ops
 
 PAIRS = [pytest.param(op, types, id=f"{op.name}-{'-'.join(types.values())}") for op in ops() for types in op.type_sets()]
+every_op = pytest.mark.parametrize(("op", "types"), PAIRS)
+
+#: compute-sanitizer is some hundred times slower: then a few samples of each.
+FEW = int(os.environ.get("ORTOPS_SAMPLES", "0")) or None
 
 
-@pytest.mark.parametrize(("op", "types"), PAIRS)
-def test_cpu_kernel(op: Op, types: dict[str, str]) -> None:
-    for sample in testing.samples(op, types, large=True):
-        testing.compare(sample, testing.run_cpu(sample))
+@every_op
+@pytest.mark.parametrize("provider", [testing.CPU, pytest.param(testing.CUDA, marks=pytest.mark.gpu)])
+def test_kernel(op: Op, types: dict[str, str], provider: str, record_error) -> None:
+    for sample in itertools.islice(testing.samples(op, types, large=True), FEW):
+        record_error(op, types, testing.compare(sample, testing.run(sample, provider)))
 
 
-@pytest.mark.parametrize(("op", "types"), PAIRS)
+@every_op
 def test_unaligned_inputs(op: Op, types: dict[str, str]) -> None:
     sample = next(testing.samples(op, types))
 
@@ -29,4 +37,22 @@ def test_unaligned_inputs(op: Op, types: dict[str, str]) -> None:
         return memory[1:].reshape(array.shape)
 
     shifted = testing.Sample(op, "unaligned", types, tuple(map(moved, sample.inputs)), sample.attributes, sample.outputs)
-    testing.compare(shifted, testing.run_cpu(shifted))
+    testing.compare(shifted, testing.run(shifted))
+
+
+@every_op
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+def test_cuda_writes_everything_at_any_alignment(op: Op, types: dict[str, str], offset: int) -> None:
+    for sample in itertools.islice(testing.samples(op, types), FEW or 4):
+        testing.compare(sample, testing.Bound(sample, offset=offset)(sample))
+
+
+@every_op
+@pytest.mark.gpu
+def test_cuda_graph(op: Op, types: dict[str, str]) -> None:
+    """Captured, and replayed with changed inputs."""
+    for sample in itertools.islice(testing.samples(op, types), FEW or 3):
+        captured = testing.Bound(sample, graph=True)
+        for turn in (sample, testing.changed(sample), sample):
+            testing.compare(turn, captured(turn))
