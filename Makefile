@@ -90,9 +90,9 @@ gpu-bench: library .venv/.torch .venv/.weights
 	@$(BIN)/python -m ortops.bench $(BENCH_ARGS)
 
 lint: .venv/.installed
-	$(call say,Format, lint and types)
+	$(call say,Checking format and types)
 	@failed=0; \
-	for check in "ruff format --check ." "ruff check ." mypy "clang-format --dry-run -Werror $(cpp)"; do \
+	for check in "ruff format --check ." "ruff check --output-format concise ." mypy "clang-format --dry-run -Werror $(cpp)"; do \
 	  echo "   $${check%% *}"; $(BIN)/$$check || failed=1; \
 	done; exit $$failed
 
