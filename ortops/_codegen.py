@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ortops._declare import (
     ELEMENT_SIZES,
-    ELEMENT_TYPES,
     OUTER,
     VARIANTS,
     Apply,
@@ -44,7 +43,24 @@ CPP_TYPES = {
     "bool": "bool",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-KEYWORDS = {"auto", "const", "default", "double", "float", "int", "static", "bool", "and", "or", "not", "xor", "new", "delete", "short", "long"}
+KEYWORDS = {
+    "auto",
+    "const",
+    "default",
+    "double",
+    "float",
+    "int",
+    "static",
+    "bool",
+    "and",
+    "or",
+    "not",
+    "xor",
+    "new",
+    "delete",
+    "short",
+    "long",
+}
 
 
 def cpp_type(name: str) -> str:
@@ -69,8 +85,12 @@ def fingerprint() -> str:
     for op in ops():
         lines.append(f"{op.name} {op.family} {sorted(op.by_size)}")
         for value, signature in op.layouts.items():
-            lines.append(f"{value}: {', '.join(map(str, signature.inputs))} -> {', '.join(map(str, signature.outputs))}")
-        lines += [f"{name} {types}" for name, types in op.types.items()] + [repr(attribute) for attribute in op.attributes]
+            lines.append(
+                f"{value}: {', '.join(map(str, signature.inputs))} -> {', '.join(map(str, signature.outputs))}"
+            )
+        lines += [f"{name} {types}" for name, types in op.types.items()] + [
+            repr(attribute) for attribute in op.attributes
+        ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
@@ -86,7 +106,11 @@ def attribute_field(attribute: Attribute) -> str:
             default = identifier(attribute.choices[0] if attribute.required else attribute.default)
             return f"  enum class {enum} {{ {values} }};\n  {enum} {name} = {enum}::{default};"
         case "ints":
-            default = "" if attribute.required or attribute.default is None else f" = {{{len(attribute.default)}, {{{', '.join(map(str, attribute.default))}}}}}"
+            default = (
+                ""
+                if attribute.required or attribute.default is None
+                else f" = {{{len(attribute.default)}, {{{', '.join(map(str, attribute.default))}}}}}"
+            )
             return f"  IntList {name}{default};"
         case "floats":
             raise TypeError(f"attribute {attribute.name}: lists of floats are not generated yet")
@@ -225,10 +249,15 @@ def op_header(op: Op) -> str:
     out += [f"  Shape {run};{'  // the axes of `...`' if run == OUTER else ''}" for run in runs]
     out += [f"  Strides {formal.name}_strides;" for formal in broadcast]
     out += ["};", ""]
-    out += [f"template <{template}>\nvoid {function}_{device}(const {name}Args<{arguments}>& a, Context& context);" for device in DEVICES]
+    out += [
+        f"template <{template}>\nvoid {function}_{device}(const {name}Args<{arguments}>& a, Context& context);"
+        for device in DEVICES
+    ]
 
     out += ["", "template <class Size>"]
-    out += [f"void {function}_shapes([[maybe_unused]] const {name}Attributes& a, Binder<Size>& b, {name}Sizes<Size>& s) {{"]
+    out += [
+        f"void {function}_shapes([[maybe_unused]] const {name}Attributes& a, Binder<Size>& b, {name}Sizes<Size>& s) {{"
+    ]
     if op.layout:
         for value, signature in op.layouts.items():
             out += [f"  if (a.{identifier(op.layout)} == {name}Attributes::{camel(op.layout)}::{identifier(value)}) {{"]
@@ -250,7 +279,10 @@ def op_header(op: Op) -> str:
         f"  {function}_shapes(a, b, s);",
         *[f"  a.{size} = s.{size};" for size in sizes],
         *[f"  a.{run} = s.{run};" for run in runs],
-        *[f"  a.{op.inputs[i].name} = static_cast<const {element(op, op.inputs[i])}*>(call.input({i}));" for i in range(inputs)],
+        *[
+            f"  a.{op.inputs[i].name} = static_cast<const {element(op, op.inputs[i])}*>(call.input({i}));"
+            for i in range(inputs)
+        ],
         "  bool empty = true;",
         *[
             f"  a.{op.outputs[i].name} = static_cast<{element(op, op.outputs[i])}*>(call.output({i}, shapes[{i}]));\n"
@@ -283,7 +315,8 @@ def row(op: Op, device: str, types: Mapping[str, str]) -> tuple[str, str]:
 
 
 def family_source(family: str, members: Sequence[Op], device: str) -> str:
-    types_lines, rows = [], []
+    types_lines: list[str] = []
+    rows: list[str] = []
     for op in members:
         for types in op.type_sets():
             tags, call = row(op, device, types)
@@ -333,7 +366,10 @@ def table_source(families: Mapping[str, Sequence[Op]]) -> str:
         ]
     out += ["}  // namespace", ""]
     for op in itertools.chain(*families.values()):
-        parts = [f'"{op.name}"', *(f"{op.__name__}_{part}" for part in ("inputs", "outputs", "parse", "release", "infer"))]
+        parts = [
+            f'"{op.name}"',
+            *(f"{op.__name__}_{part}" for part in ("inputs", "outputs", "parse", "release", "infer")),
+        ]
         out.append(f"const OpInfo k{op.name} = {{{', '.join(parts)}}};")
     rows = {device: [f"k{camel(family)}{device.capitalize()}Rows" for family in families] for device in DEVICES}
     out += [""] + [f"extern const std::span<const Row> {name};" for device in DEVICES for name in rows[device]]
@@ -362,7 +398,11 @@ def generate(out: Path) -> None:
     families: dict[str, list[Op]] = {}
     for op in ops():
         families.setdefault(op.family, []).append(op)
-    for family in [family for family in families if not all((CUDA / "ops" / family / name).exists() for name in ("cpu.cc", "cuda.cu"))]:
+    for family in [
+        family
+        for family in families
+        if not all((CUDA / "ops" / family / name).exists() for name in ("cpu.cc", "cuda.cu"))
+    ]:
         print(f"declared, but without kernels yet: cuda/ops/{family}")
         del families[family]
     files = {"table.cc": table_source(families)}
@@ -374,11 +414,13 @@ def generate(out: Path) -> None:
             sources[device].append(f"{family}.{device}.{suffix}")
     sources["cpu"].append("table.cc")
     files["sources.cmake"] = "".join(
-        f"set(ORTOPS_{device.upper()}_SOURCES\n" + "".join(f'  "${{CMAKE_CURRENT_LIST_DIR}}/{name}"\n' for name in names) + ")\n"
+        f"set(ORTOPS_{device.upper()}_SOURCES\n"
+        + "".join(f'  "${{CMAKE_CURRENT_LIST_DIR}}/{name}"\n' for name in names)
+        + ")\n"
         for device, names in sources.items()
     )
     out.mkdir(parents=True, exist_ok=True)
-    for stale in set(path.name for path in out.iterdir()) - set(files):
+    for stale in {path.name for path in out.iterdir()} - set(files):
         (out / stale).unlink()
     for name, content in files.items():
         path = out / name

@@ -42,7 +42,23 @@ import numpy as np
 from ortops import _shapes
 from ortops._shapes import Axis
 
-__all__ = ["ALL", "FLOATS", "INDICES", "INTEGERS", "VARIANTS", "Annotated", "Case", "Literal", "Op", "OpError", "Range", "Testing", "find", "op", "ops"]
+__all__ = [
+    "ALL",
+    "FLOATS",
+    "INDICES",
+    "INTEGERS",
+    "VARIANTS",
+    "Annotated",
+    "Case",
+    "Literal",
+    "Op",
+    "OpError",
+    "Range",
+    "Testing",
+    "find",
+    "op",
+    "ops",
+]
 
 #: How many names an operator has in a model file. A file can hold one function body a name, so the second kind of call
 #: of an operator (other attributes, other optional inputs) goes by the name with `_2`, and so on: see docs/design.md.
@@ -178,11 +194,6 @@ def names_in(expression: Expression) -> Iterator[Name | Group]:
                 yield from names_in(argument)
 
 
-def is_run(expression: Expression) -> bool:
-    """Whether it stands for any number of axes."""
-    return isinstance(expression, Group) or (isinstance(expression, Apply) and expression.group)
-
-
 @dataclass(frozen=True)
 class Formal:
     """One input or output, as the shape line describes it."""
@@ -216,18 +227,19 @@ class Signature:
         while waiting:
             for index in waiting:
                 axes = self.inputs[index].axes
-                runs = [axis for axis in axes if is_run(axis)]
-                unknown = {axis.name for axis in runs if isinstance(axis, Group)} - known
+                unknown = [axis.name for axis in axes if isinstance(axis, Group) and axis.name not in known]
                 computed = [axis for axis in axes if not isinstance(axis, Name | Group)]
                 ready = all(name.name in known for axis in computed for name in names_in(axis))
-                if len(unknown) <= 1 and ready and (not unknown or sum(1 for axis in runs if axis.name in unknown) == 1):
-                    known |= unknown | {axis.name for axis in axes if isinstance(axis, Name)}
+                if len(unknown) <= 1 and ready:
+                    known |= {axis.name for axis in axes if isinstance(axis, Name | Group)}
                     order.append(index)
                     waiting.remove(index)
                     break
             else:
                 stuck = ", ".join(str(self.inputs[i]) for i in waiting)
-                raise ValueError(f"the shapes of {stuck} cannot be told apart: more than one unknown run of axes, or an unbound name")
+                raise ValueError(
+                    f"the shapes of {stuck} cannot be told apart: more than one unknown run of axes, or an unbound name"
+                )
         return order
 
 
@@ -441,7 +453,13 @@ class Attribute:
     def expected(self) -> str:
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        kind = {"bool": "True or False", "ints": "a list of ints", "floats": "a list of floats", "int": "an int", "float": "a float"}[self.kind]
+        kind = {
+            "bool": "True or False",
+            "ints": "a list of ints",
+            "floats": "a list of floats",
+            "int": "an int",
+            "float": "a float",
+        }[self.kind]
         bounds = f" {self.range}" if self.range != Range() else ""
         return f"{kind}{bounds}{' or None' if self.nullable else ''}"
 
@@ -495,7 +513,9 @@ def _attribute(name: str, annotation: Any, default: Any) -> Attribute:
         choices, annotation = typing.get_args(annotation), str
     kinds = {int: "int", float: "float", bool: "bool", str: "str", tuple[int, ...]: "ints", tuple[float, ...]: "floats"}
     if annotation not in kinds or (annotation is str and not choices):
-        raise TypeError(f"attribute {name}: {annotation!r} is none of int, float, bool, Literal, tuple[int, ...] and tuple[float, ...]")
+        raise TypeError(
+            f"attribute {name}: {annotation!r} is none of int, float, bool, Literal, tuple[int, ...] and tuple[float, ...]"
+        )
     return Attribute(name, typing.cast(Any, kinds[annotation]), default, choices, bounds, nullable)
 
 
@@ -601,12 +621,14 @@ class Op:
     # --- calling
 
     def arguments(self, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Sorts a call's arguments into inputs (None where absent; a variadic one last, spread) and attributes (checked, defaults filled in)."""
+        """Sorts a call's arguments into inputs (None where absent) and attributes (checked, with defaults)."""
         keywords = dict(keywords)
         variadic = self.inputs[-1].variadic
         values: list[Any] = list(inputs)
         if not variadic and len(values) > len(self.inputs):
-            raise OpError(f"{self.name}: expected at most {len(self.inputs)} inputs ({', '.join(f.name for f in self.inputs)}), got {len(values)}")
+            raise OpError(
+                f"{self.name}: expected at most {len(self.inputs)} inputs ({', '.join(f.name for f in self.inputs)}), got {len(values)}"
+            )
         for index, formal in enumerate(self.inputs):
             if formal.variadic:
                 continue
@@ -640,7 +662,9 @@ class Op:
     def formal_of(self, index: int) -> Formal:
         return self.inputs[min(index, len(self.inputs) - 1)]
 
-    def bind_types(self, types: Sequence[str | None], where: str | None = None, also: Sequence[str] = ()) -> dict[str, str]:
+    def bind_types(
+        self, types: Sequence[str | None], where: str | None = None, also: Sequence[str] = ()
+    ) -> dict[str, str]:
         """The types of the variables; raises OpError for a type that the operator does not take. An unknown type (None) binds nothing.
         `also` are types that are let pass for any variable that may be a float (float64, in references)."""
         where = where or self.name
@@ -657,32 +681,49 @@ class Op:
             if type_ not in allowed and not (type_ in also and any("float" in choice for choice in allowed)):
                 raise OpError(f"{where}: {formal.name}: expected type {' or '.join(allowed)}, got {type_}")
             if formal.type in bound and not formal.variadic and bound[formal.type] != type_:
-                raise OpError(f"{where}: {formal.name}: expected type {bound[formal.type]}, as the inputs before it have, got {type_}")
+                raise OpError(
+                    f"{where}: {formal.name}: expected type {bound[formal.type]}, as the inputs before it have, got {type_}"
+                )
             bound.setdefault(formal.type, type_)
         return bound
 
-    def bind_shapes(self, shapes: Sequence[Sequence[Axis] | None], attributes: Mapping[str, Any], where: str | None = None) -> Bindings:
+    def bind_shapes(
+        self, shapes: Sequence[Sequence[Axis] | None], attributes: Mapping[str, Any], where: str | None = None
+    ) -> Bindings:
         """Matches the inputs' shapes (None: absent, or of unknown rank) with the shape line; raises OpError where they do not fit."""
         where = where or self.name
         signature = self.signature(attributes)
         bindings = Bindings()
         for index in signature.binding_order():
             if index < len(shapes) and shapes[index] is not None:
-                self._match(signature.inputs[index], tuple(typing.cast(Sequence[Axis], shapes[index])), bindings, attributes, where)
+                self._match(
+                    signature.inputs[index],
+                    tuple(typing.cast(Sequence[Axis], shapes[index])),
+                    bindings,
+                    attributes,
+                    where,
+                )
         for formal, shape in zip(signature.inputs, shapes, strict=False):
             if formal.broadcast and shape is not None:
                 full = bindings.axes(formal, attributes)
                 fits = full is None or (
-                    len(shape) <= len(full) and all(a == 1 or _agree(a, b) for a, b in zip(reversed(shape), reversed(full), strict=False))
+                    len(shape) <= len(full)
+                    and all(a == 1 or _agree(a, b) for a, b in zip(reversed(shape), reversed(full), strict=False))
                 )
                 if not fits:
-                    raise OpError(f"{where}: {formal.name}: expected a shape that broadcasts to {self._explain(formal, bindings)}, got {_text(shape)}")
+                    raise OpError(
+                        f"{where}: {formal.name}: expected a shape that broadcasts to {self._explain(formal, bindings)}, got {_text(shape)}"
+                    )
         return bindings
 
-    def _match(self, formal: Formal, shape: tuple[Axis, ...], bindings: Bindings, attributes: Mapping[str, Any], where: str) -> None:
+    def _match(
+        self, formal: Formal, shape: tuple[Axis, ...], bindings: Bindings, attributes: Mapping[str, Any], where: str
+    ) -> None:
         wrong = OpError(f"{where}: {formal.name}: expected shape {self._explain(formal, bindings)}, got {_text(shape)}")
         unknown = [axis for axis in formal.axes if isinstance(axis, Group) and axis.name not in bindings.runs]
-        length = len(shape) - sum(len(bindings.runs[a.name]) if isinstance(a, Group) else 1 for a in formal.axes if a not in unknown)
+        length = len(shape) - sum(
+            len(bindings.runs[a.name]) if isinstance(a, Group) else 1 for a in formal.axes if a not in unknown
+        )
         if length < 0 or (length > 0 and not unknown):
             raise wrong
         at = 0
@@ -707,8 +748,16 @@ class Op:
             at += 1
 
     def _explain(self, formal: Formal, bindings: Bindings) -> str:
-        known = [f"{n} = {v}" for n, v in bindings.sizes.items() if any(n == x.name for a in formal.axes for x in names_in(a))]
-        known += [f"{Group(n)} = {_text(r)}" for n, r in bindings.runs.items() if any(n == x.name for a in formal.axes for x in names_in(a))]
+        known = [
+            f"{n} = {v}"
+            for n, v in bindings.sizes.items()
+            if any(n == x.name for a in formal.axes for x in names_in(a))
+        ]
+        known += [
+            f"{Group(n)} = {_text(r)}"
+            for n, r in bindings.runs.items()
+            if any(n == x.name for a in formal.axes for x in names_in(a))
+        ]
         return f"[{' '.join(map(str, formal.axes))}]" + (f" with {', '.join(known)}" if known else "")
 
     def output_shapes(self, bindings: Bindings, attributes: Mapping[str, Any]) -> list[tuple[Axis, ...] | None]:
@@ -724,7 +773,9 @@ class Op:
         if outputs is None:
             return required
         if isinstance(outputs, str) or any(name not in names for name in outputs) or not set(required) <= set(outputs):
-            raise OpError(f"{self.name}: outputs: expected names out of {', '.join(names)}, with {', '.join(required)} among them, got {outputs!r}")
+            raise OpError(
+                f"{self.name}: outputs: expected names out of {', '.join(names)}, with {', '.join(required)} among them, got {outputs!r}"
+            )
         return list(outputs)
 
     def reference(self, *inputs: Any, **attributes: Any) -> tuple[np.ndarray, ...]:
@@ -792,7 +843,7 @@ def op(
     name: str,
     layout: str | None = None,
     by_size: Sequence[str] = (),
-    testing: Testing = Testing(),  # noqa: B008 (frozen)
+    testing: Testing = Testing(),
     register: bool = True,
     **types: tuple[str, ...],
 ) -> Callable[[Callable[..., Any]], Op]:
@@ -820,12 +871,16 @@ def op(
                 raise TypeError(f"{name}: the shape line names other inputs than the function")
             for formal in (*signature.inputs, *signature.outputs):
                 if formal.type not in ELEMENT_TYPES and formal.type not in types:
-                    raise TypeError(f"{name}: {formal.name} has the type {formal.type}, which is neither a type nor a variable that is given types")
+                    raise TypeError(
+                        f"{name}: {formal.name} has the type {formal.type}, which is neither a type nor a variable that is given types"
+                    )
             signature.binding_order()
         if layout is not None:
             chooser = next((a for a in attributes if a.name == layout), None)
             if chooser is None or set(chooser.choices) != set(layouts):
-                raise TypeError(f"{name}: {layout} is to choose the line, but is not an attribute with the choices {', '.join(layouts)}")
+                raise TypeError(
+                    f"{name}: {layout} is to choose the line, but is not an attribute with the choices {', '.join(layouts)}"
+                )
         declared = Op(
             name=name,
             function=function,

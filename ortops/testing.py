@@ -37,12 +37,16 @@ class Sample:
 
     @property
     def output_types(self) -> list[str]:
-        types = {formal.name: type_ for formal, type_ in zip(self.op.outputs, self.op.output_types(self.types), strict=True)}
+        types = {
+            formal.name: type_ for formal, type_ in zip(self.op.outputs, self.op.output_types(self.types), strict=True)
+        }
         return [str(types[name]) for name in self.outputs]
 
     def reference(self) -> list[np.ndarray]:
         """The outputs asked for, in float64, of the inputs as they are (already rounded to their type)."""
-        by_name = dict(zip([f.name for f in self.op.outputs], self.op.reference(*self.inputs, **self.attributes), strict=True))
+        by_name = dict(
+            zip([f.name for f in self.op.outputs], self.op.reference(*self.inputs, **self.attributes), strict=True)
+        )
         return [np.asarray(by_name[name]) for name in self.outputs]
 
     def __str__(self) -> str:
@@ -50,7 +54,9 @@ class Sample:
         return f"{self.op.name} {self.name}: {shapes} {dict(self.attributes)}"
 
 
-def draw(op: Op, formal: Formal, type_: str, shape: tuple[int, ...], rng: np.random.Generator, bound: Mapping[str, Any]) -> np.ndarray:
+def draw(
+    op: Op, formal: Formal, type_: str, shape: tuple[int, ...], rng: np.random.Generator, bound: Mapping[str, Any]
+) -> np.ndarray:
     """Random values of a type, as the operator wants them."""
     if formal.name in op.testing.samples:
         return op.testing.samples[formal.name](rng, shape, bound).astype(element_type(type_))
@@ -68,19 +74,33 @@ def samples(op: Op, types: Mapping[str, str], *, large: bool = False) -> Iterato
     everything = tuple(formal.name for formal in op.outputs)
     required = tuple(op.chosen_outputs(None))
     options = [formal.name for formal in op.inputs if formal.optional]
-    defaults = {a.name: a.default if not a.required else a.choices[0] for a in op.attributes if not a.required or a.choices}
-    varied = [{}, *({a.name: choice} for a in op.attributes for choice in _choices(a) if choice != defaults.get(a.name))]
+    defaults = {
+        a.name: a.default if not a.required else a.choices[0] for a in op.attributes if not a.required or a.choices
+    }
+    varied = [
+        {},
+        *({a.name: choice} for a in op.attributes for choice in _choices(a) if choice != defaults.get(a.name)),
+    ]
     for turn, attributes in enumerate(varied):
         for present in dict.fromkeys([tuple(options), (), *((option,) for option in options)]):
             for sizes in _sizes(op, turn, large):
-                yield _sample(op, types, rng, attributes, present, sizes, everything if present == tuple(options) else required, f"{turn}")
+                yield _sample(
+                    op,
+                    types,
+                    rng,
+                    attributes,
+                    present,
+                    sizes,
+                    everything if present == tuple(options) else required,
+                    f"{turn}",
+                )
     for case in op.testing.cases:
         given = dict(case.inputs(rng))
         inputs = []
         for formal in op.inputs:
             value = given.pop(formal.name, None)
             type_ = types.get(formal.type, formal.type)
-            if value is not None and not (type_ == "bool") == (np.asarray(value).dtype == bool):
+            if value is not None and (type_ == "bool") != (np.asarray(value).dtype == bool):
                 break  # the case is for another type of this input: a boolean mask, say, where this one is added
             inputs.append(None if value is None else np.asarray(value).astype(element_type(type_)))
         else:
@@ -96,22 +116,24 @@ def _choices(attribute: Any) -> tuple[Any, ...]:
 def _sizes(op: Op, turn: int, large: bool) -> Iterator[dict[str, Any]]:
     names: dict[str, bool] = {}
     for signature in op.layouts.values():
-        for formal in signature.inputs:
-            for axis in formal.axes:
-                for name in names_in(axis):
-                    names[name.name] = isinstance(name, Group)
+        for axis in (axis for formal in signature.inputs for axis in formal.axes):
+            names.update({found.name: isinstance(found, Group) for found in names_in(axis)})
     plain = [name for name, run in names.items() if not run]
     runs = [name for name, run in names.items() if run]
     for shift in range(4):
-        sizes: dict[str, Any] = op.testing.sizes({n: SIZES[(i + shift + turn) % len(SIZES)] for i, n in enumerate(plain)})
-        yield sizes | {n: RUNS[(i + shift) % len(RUNS)] if n == OUTER or i else RUNS[shift % 2] for i, n in enumerate(runs)}
-    if large:
-        sizes = op.testing.sizes({n: LARGE if i == len(plain) - 1 else SIZES[i % 3] for i, n in enumerate(plain)})
-        yield sizes | {n: (LARGE,) if i == len(runs) - 1 else (3,) for i, n in enumerate(runs)}
-    if turn == 0:  # nothing along one axis
-        for empty in (runs or plain)[:1]:
-            sizes = op.testing.sizes({n: SIZES[i % len(SIZES)] for i, n in enumerate(plain)}) | {n: (3,) for n in runs}
-            yield sizes | {empty: (0,) if names[empty] else 0}
+        sizes: dict[str, Any] = op.testing.sizes(
+            {n: SIZES[(i + shift + turn) % len(SIZES)] for i, n in enumerate(plain)}
+        )
+        yield sizes | {
+            n: RUNS[(i + shift) % len(RUNS)] if n == OUTER or i else RUNS[shift % 2] for i, n in enumerate(runs)
+        }
+    small: dict[str, Any] = {n: 2 + i % 3 for i, n in enumerate(plain)}
+    if turn == 0:
+        for name in names if large else ():
+            sizes = op.testing.sizes(small | ({} if names[name] else {name: LARGE}))
+            yield sizes | {n: (LARGE,) if n == name else (3,) for n in runs}
+        for name in (runs or plain)[:1]:
+            yield op.testing.sizes(small) | dict.fromkeys(runs, (3,)) | {name: (0,) if names[name] else 0}
 
 
 def _sample(
@@ -140,11 +162,22 @@ def _sample(
                 case Number(value):
                     shape.append(value)
                 case _:
-                    raise ValueError(f"{op.name}: {formal}: give cases of its own to an operator whose input shapes are computed")
+                    raise ValueError(
+                        f"{op.name}: {formal}: give cases of its own to an operator whose input shapes are computed"
+                    )
         if formal.broadcast:  # some axes of 1, and some left out in front
-            shape = [1 if rng.random() < 0.3 else size for size in shape][int(rng.integers(0, len(shape))) if shape and rng.random() < 0.5 else 0 :]
+            shape = [1 if rng.random() < 0.3 else size for size in shape][
+                int(rng.integers(0, len(shape))) if shape and rng.random() < 0.5 else 0 :
+            ]
         inputs.append(draw(op, formal, types.get(formal.type, formal.type), tuple(shape), rng, sizes))
-    return Sample(op, f"attributes {dict(attributes)}, with {', '.join(present) or 'no options'} #{name}", types, tuple(inputs), attributes, outputs)
+    return Sample(
+        op,
+        f"attributes {dict(attributes)}, with {', '.join(present) or 'no options'} #{name}",
+        types,
+        tuple(inputs),
+        attributes,
+        outputs,
+    )
 
 
 # --- running --------------------------------------------------------------------------------------------------------
@@ -166,7 +199,9 @@ def model_of(
 
     names = [f"input{i}" if type_ else "" for i, type_ in enumerate(input_types)]
     inputs = [
-        helper.make_tensor_value_info(n, ELEMENT_TYPES[t], list(shapes[i] or ()) if shapes else [f"d{i}_{axis}" for axis in range(rank or 0)])
+        helper.make_tensor_value_info(
+            n, ELEMENT_TYPES[t], list(shapes[i] or ()) if shapes else [f"d{i}_{axis}" for axis in range(rank or 0)]
+        )
         for i, (n, t, rank) in enumerate(zip(names, input_types, ranks, strict=True))
         if t
     ]
@@ -251,17 +286,22 @@ class Bound:
 
         self.torch = torch
         options = (("enable_cuda_graph", "1"),) if graph else ()
-        self.session = _session(sample_model(sample, static=True), CUDA, options)
+        open_session = _session.__wrapped__ if graph else _session  # a captured graph knows its addresses: never shared
+        self.session = open_session(sample_model(sample, static=True), CUDA, options)
         self.binding = self.session.io_binding()
         self.inputs = []
         for i, array in enumerate(sample.inputs):
             if array is not None:
                 memory = self._memory(array.nbytes, array.itemsize * offset)
-                self.binding.bind_input(f"input{i}", "cuda", 0, ELEMENT_TYPES[str(array.dtype)], array.shape, memory.data_ptr())
+                self.binding.bind_input(
+                    f"input{i}", "cuda", 0, ELEMENT_TYPES[str(array.dtype)], array.shape, memory.data_ptr()
+                )
                 self.inputs.append(memory)
         self.outputs = []
         for info, reference in zip(self.session.get_outputs(), sample.reference(), strict=True):
-            dtype = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}.get(info.type, info.type[7:-1])
+            dtype = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}.get(
+                info.type, info.type[7:-1]
+            )
             size = np.dtype(dtype).itemsize
             memory = self._memory(reference.size * size, size * offset)
             self.binding.bind_output(info.name, "cuda", 0, ELEMENT_TYPES[dtype], reference.shape, memory.data_ptr())
@@ -293,7 +333,12 @@ def changed(sample: Sample) -> Sample:
 
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}
-LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+}
 
 
 def tolerances(op: Op, type_: str, reference: np.ndarray) -> np.ndarray:
@@ -309,12 +354,16 @@ def compare(sample: Sample, results: Sequence[np.ndarray], scale: float = 1.0) -
     """Raises AssertionError, saying where, if a result is not what the reference says; else gives the largest error as a share
     of what is allowed (times `scale`)."""
     worst = 0.0
-    for name, type_, expected, got in zip(sample.outputs, sample.output_types, sample.reference(), results, strict=True):
+    for name, type_, expected, got in zip(
+        sample.outputs, sample.output_types, sample.reference(), results, strict=True
+    ):
         where = f"{sample}: output {name}"
         assert got.shape == expected.shape, f"{where}: expected shape {expected.shape}, got {got.shape}"
         if "float" not in type_:
             wrong = np.asarray(got != expected)
-            assert not wrong.any(), f"{where}: {wrong.sum()} of {wrong.size} differ, the first at {np.argwhere(wrong)[0]}"
+            assert not wrong.any(), (
+                f"{where}: {wrong.sum()} of {wrong.size} differ, the first at {np.argwhere(wrong)[0]}"
+            )
             continue
         allowed = scale * tolerances(sample.op, type_, expected)
         with np.errstate(all="ignore"):
@@ -323,12 +372,17 @@ def compare(sample: Sample, results: Sequence[np.ndarray], scale: float = 1.0) -
             special = ~np.isfinite(rounded)
             same = (np.isnan(rounded) & np.isnan(got.astype(np.float64))) | (rounded == got.astype(np.float64))
             # A value at the edge of the type's range may be rounded to the largest number or to infinity.
-            same |= np.isinf(rounded) & (np.abs(got.astype(np.float64)) >= LARGEST[type_]) & (np.sign(rounded) == np.sign(got.astype(np.float64)))
+            same |= (
+                np.isinf(rounded)
+                & (np.abs(got.astype(np.float64)) >= LARGEST[type_])
+                & (np.sign(rounded) == np.sign(got.astype(np.float64)))
+            )
             wrong = np.where(special, ~same, ~(error <= allowed))
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
             raise AssertionError(
-                f"{where}: {wrong.sum()} of {wrong.size} differ, the first at {list(at)}: expected {expected[at]!r}, got {got[at]!r} (allowed error {allowed[at]:.3g})"
+                f"{where}: {wrong.sum()} of {wrong.size} differ, the first at {list(at)}: "
+                f"expected {expected[at]!r}, got {got[at]!r} (allowed error {allowed[at]:.3g})"
             )
         if error.size:
             worst = max(worst, float(np.where(special, 0, error / np.maximum(allowed, 1e-300)).max()))

@@ -11,7 +11,9 @@ import pytest
 from ortops import testing
 from ortops._declare import Op, ops
 
-PAIRS = [pytest.param(op, types, id=f"{op.name}-{'-'.join(types.values())}") for op in ops() for types in op.type_sets()]
+PAIRS = [
+    pytest.param(op, types, id=f"{op.name}-{'-'.join(types.values())}") for op in ops() for types in op.type_sets()
+]
 every_op = pytest.mark.parametrize(("op", "types"), PAIRS)
 
 #: compute-sanitizer is some hundred times slower: then a few samples of each.
@@ -36,7 +38,9 @@ def test_unaligned_inputs(op: Op, types: dict[str, str]) -> None:
         memory[1:] = array.ravel()
         return memory[1:].reshape(array.shape)
 
-    shifted = testing.Sample(op, "unaligned", types, tuple(map(moved, sample.inputs)), sample.attributes, sample.outputs)
+    shifted = testing.Sample(
+        op, "unaligned", types, tuple(map(moved, sample.inputs)), sample.attributes, sample.outputs
+    )
     testing.compare(shifted, testing.run(shifted))
 
 

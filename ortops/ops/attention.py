@@ -18,7 +18,7 @@ from ortops._declare import FLOATS, OpError, Range, Testing, op
     layout="layout",
     T=FLOATS,
     M=("bool", "T"),
-    testing=Testing(sizes=lambda sizes: sizes | {"H": 2 * sizes["Hkv"]}),
+    testing=Testing(sizes=lambda sizes: sizes | {"H": 2 * sizes["Hkv"], "D": min(sizes["D"], 512), "Dv": min(sizes["Dv"], 512)}),
 )
 def scaled_dot_product_attention(
     query,
