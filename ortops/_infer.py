@@ -13,7 +13,16 @@ import onnx_ir as ir
 from ortops._declare import Op, OpError, element_type
 from ortops._shapes import Axis
 
-__all__ = ["attribute_values", "axes", "data_type", "infer_op", "infer_standard", "ir_shape", "operator_schema", "type_name"]
+__all__ = [
+    "attribute_values",
+    "axes",
+    "data_type",
+    "infer_op",
+    "infer_standard",
+    "ir_shape",
+    "operator_schema",
+    "type_name",
+]
 
 #: Constants up to this many elements are shown to ONNX's inference: shapes, axes, repeats, scales.
 SMALL = 64
@@ -35,7 +44,9 @@ def data_type(dtype: Any) -> ir.DataType:
     try:
         return ir.DataType.from_numpy(element_type(dtype) if isinstance(dtype, str) else np.dtype(dtype))
     except (TypeError, AttributeError):
-        raise OpError(f"expected the name of a type, such as float32, bfloat16, int64 or string, got {dtype!r}") from None
+        raise OpError(
+            f"expected the name of a type, such as float32, bfloat16, int64 or string, got {dtype!r}"
+        ) from None
 
 
 def axes(shape: ir.Shape | None) -> tuple[Axis, ...] | None:
@@ -86,7 +97,11 @@ def operator_schema(op_type: str, opset: int) -> onnx.defs.OpSchema:
         return onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         pass
-    since = [schema.since_version for schema in onnx.defs.get_all_schemas_with_history() if not schema.domain and schema.name == op_type]
+    since = [
+        schema.since_version
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if not schema.domain and schema.name == op_type
+    ]
     if since:
         raise OpError(f"onnx.{op_type}: expected opset {min(since)} or newer, got opset {opset}")
     names = [schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain]
@@ -110,10 +125,14 @@ def infer_standard(node: ir.Node, schema: onnx.defs.OpSchema, opset: int) -> Non
             ir.serde.serialize_shape_into(types[value.name], value.shape)
         constant = value.const_value
         if constant is not None and constant.size <= SMALL and constant.dtype != ir.DataType.STRING:
-            data[value.name] = onnx.helper.make_tensor(value.name, int(constant.dtype), list(constant.shape), constant.tobytes(), raw=True)
+            data[value.name] = onnx.helper.make_tensor(
+                value.name, int(constant.dtype), list(constant.shape), constant.tobytes(), raw=True
+            )
     imports = [onnx.helper.make_opsetid("", opset)]
     try:
-        inferred = onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data, opset_imports=imports)
+        inferred = onnx.shape_inference.infer_node_outputs(
+            schema, ir.to_proto(node), types, data, opset_imports=imports
+        )
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         got = ", ".join("absent" if v is None else f"{type_name(v.dtype)}{_text(axes(v.shape))}" for v in node.inputs)
         raise OpError(f"onnx.{node.op_type} (node {node.name}): {str(error).splitlines()[0]}; got {got}") from None

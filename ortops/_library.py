@@ -31,7 +31,9 @@ def library_path() -> str:
     for place in places:
         if place.is_file():
             return str(place)
-    raise LibraryError(f"{NAME} was not found; looked for {', '.join(map(str, places))}: {REBUILD}, or set {VARIABLE} to its path")
+    raise LibraryError(
+        f"{NAME} was not found; looked for {', '.join(map(str, places))}: {REBUILD}, or set {VARIABLE} to its path"
+    )
 
 
 def build_info(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:

@@ -97,7 +97,9 @@ class Body(Graph):
         """Makes the results the outputs, each by its own name and a value of its own; removes nodes that none of them needs."""
         op = self.call.op
         if len(results) != len(op.outputs) or any(not isinstance(result, Value) for result in results):
-            raise OpError(f"{op.name}: the decomposition is to give the outputs {', '.join(f.name for f in op.outputs)}, gave {results!r}")
+            raise OpError(
+                f"{op.name}: the decomposition is to give the outputs {', '.join(f.name for f in op.outputs)}, gave {results!r}"
+            )
         for formal, result in zip(op.outputs[: self.call.outputs], results, strict=False):
             self.output(result, formal.name if formal.name not in self._fixed_names() else f"{formal.name}_out")
         _remove_unused(self._graph)
@@ -105,13 +107,24 @@ class Body(Graph):
     def _fixed_names(self) -> set[str]:
         return {value.name or "" for value in (*self._graph.inputs, *self._graph.outputs)}
 
-    def _asked(self, what: str) -> None:
+    def _asked(self, what: str, value: ir.Value | None = None) -> None:
         self.asked.add(what)
+        if value is not None and (value.dtype if what == "types" else value.shape) is None:
+            raise OpError(
+                f"{self.name}: its decomposition depends on the {what[:-1]} of {value.name}, which is not known"
+            )
 
     def _constant(self, tensor: ir.TensorProtocol, name: str) -> Value:
-        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1, name=self._node_name("constant"))
+        node = ir.Node(
+            "", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1, name=self._node_name("constant")
+        )
         value = node.outputs[0]
-        value.name, value.type, value.shape, value.const_value = name, ir.TensorType(tensor.dtype), ir.Shape(tensor.shape), tensor
+        value.name, value.type, value.shape, value.const_value = (
+            name,
+            ir.TensorType(tensor.dtype),
+            ir.Shape(tensor.shape),
+            tensor,
+        )
         self._graph.append(node)
         return Value(self, value)
 
@@ -155,7 +168,9 @@ class Body(Graph):
             new.name = f"{node.name}/{new.name}"
             for value in new.outputs:
                 value.name = f"{node.name}/{value.name}" if value.name else value.name
-        ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [old for old, _ in wanted], [new for _, new in wanted])
+        ir.convenience.replace_nodes_and_values(
+            graph, node, [node], nodes, [old for old, _ in wanted], [new for _, new in wanted]
+        )
 
 
 class Bodies:
@@ -185,17 +200,21 @@ def attach_functions(model: Model) -> Model:
     """Gives every operator of ours in the model its decomposition as a model-local function; see the head of this module.
 
     For models that came by our operators in another way than `Graph`, say from the PyTorch exporter. An operator without a
-    decomposition goes without. An ir.Model is changed in place; of a ModelProto a new one is returned.
+    decomposition goes without; optional outputs that nobody reads are taken off the nodes. An ir.Model is changed in place; of a
+    ModelProto a new one is returned.
 
     Raises:
         OpError: A call is none that the operator takes, or a type or rank that its decomposition needs is not known.
     """
     if isinstance(model, onnx.ModelProto):
         return ir.to_proto(attach_functions(ir.from_proto(model)))
-    nodes = _prepare(model, lambda op: op.body is not None)
+    nodes = _prepare(model)
     bodies = Bodies(max(model.graph.opset_imports.get("", BODY_OPSET), BODY_OPSET))
     groups: dict[Op, dict[Call, list[ir.Node]]] = {}
     for op, node in nodes:
+        _drop_unused_outputs(op, node)
+        if op.body is None:
+            continue
         node.op_type, node.overload = op.name, ""
         groups.setdefault(op, {}).setdefault(bodies.of(op, node).key, []).append(node)
     for op, calls in groups.items():
@@ -237,7 +256,7 @@ def lower(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], ops: Itera
 
 def lower_in_place(model: ir.Model, choose: Callable[[Op, ir.Node], bool]) -> ir.Model:
     """Lowers the calls that are chosen; the types of their inputs are known when `choose` is asked."""
-    nodes = [(op, node) for op, node in _prepare(model, lambda op: True) if choose(op, node)]
+    nodes = [(op, node) for op, node in _prepare(model) if choose(op, node)]
     missing = sorted({f"{op.name} ({node.name})" for op, node in nodes if op.body is None})
     if missing:
         raise OpError(f"cannot be lowered, for want of a decomposition: {', '.join(missing)}")
@@ -259,15 +278,14 @@ def _chooser(ops: Iterable[str | Op] | None) -> Callable[[Op, ir.Node], bool]:
     return lambda op, node: op in chosen
 
 
-def _prepare(model: ir.Model, relevant: Callable[[Op], bool]) -> list[tuple[Op, ir.Node]]:
+def _prepare(model: ir.Model) -> list[tuple[Op, ir.Node]]:
     """The nodes of our operators, named, and with the types of their inputs as far as inference knows them.
 
     Functions that hold such nodes are inlined first: within a function types are not known. Our own functions are left alone.
     """
 
     def ours(node: ir.Node) -> Op | None:
-        op = find(node.op_type) if node.domain == schemas.DOMAIN else None
-        return op if op is not None and relevant(op) else None
+        return find(node.op_type) if node.domain == schemas.DOMAIN else None
 
     def holds_ours(function: ir.Function) -> bool:
         mine = function.domain == schemas.DOMAIN and find(function.name) is not None
@@ -279,9 +297,15 @@ def _prepare(model: ir.Model, relevant: Callable[[Op], bool]) -> list[tuple[Op, 
     taken = {node.name for node in _graph_nodes(model)}
     for index, (op, node) in enumerate(nodes):
         if not node.name:
-            node.name = next(name for number in range(index, len(taken) + index + 1) if (name := f"{op.__name__}_{number}") not in taken)
+            node.name = next(
+                name
+                for number in range(index, len(taken) + index + 1)
+                if (name := f"{op.__name__}_{number}") not in taken
+            )
             taken.add(node.name)
-    if any(value is not None and (value.dtype is None or value.shape is None) for _, node in nodes for value in node.inputs):
+    if any(
+        value is not None and (value.dtype is None or value.shape is None) for _, node in nodes for value in node.inputs
+    ):
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     return nodes
 
@@ -310,7 +334,9 @@ def _opset(model: ir.Model, node: ir.Node) -> int:
 def _forget_unused(model: ir.Model) -> None:
     """Removes functions of our operators that no node calls, and the import of the domain where nothing of it is left."""
     used = {node.op_identifier() for node in _all_nodes(model)}
-    for identifier in [i for i in model.functions if i[0] == schemas.DOMAIN and i not in used and find(i[1]) is not None]:
+    for identifier in [
+        i for i in model.functions if i[0] == schemas.DOMAIN and i not in used and find(i[1]) is not None
+    ]:
         del model.functions[identifier]
     for scope in (model.graph, *model.functions.values()):
         nodes = scope.all_nodes() if isinstance(scope, ir.Function) else ir.traversal.RecursiveGraphIterator(scope)
@@ -322,6 +348,14 @@ def _remove_unused(graph: ir.Graph) -> None:
     for node in reversed(list(graph)):
         if not any(value.uses() or value.is_graph_output() for value in node.outputs):
             graph.remove(node, safe=True)
+
+
+def _drop_unused_outputs(op: Op, node: ir.Node) -> None:
+    """An optional output that nobody reads need not be computed."""
+    for formal, value in zip(op.outputs, node.outputs, strict=False):
+        if formal.optional and not value.uses() and not value.is_graph_output():
+            value.name = ""
+    node.resize_outputs(max(index for index, value in enumerate(node.outputs, 1) if value.name))
 
 
 def _attr(name: str, value: Any) -> ir.Attr:

@@ -65,13 +65,13 @@ class Value:
     @property
     def dtype(self) -> str | None:
         """The element type by its numpy name ("float32", "bfloat16", "string", ..); None if it is not known."""
-        self._graph._asked("types")
+        self._graph._asked("types", self._ir)
         return type_name(self._ir.dtype)
 
     @property
     def shape(self) -> tuple[Axis, ...] | None:
         """The sizes: a number, a symbol (str) or None each; None if not even the rank is known."""
-        self._graph._asked("ranks")
+        self._graph._asked("ranks", self._ir)
         return axes(self._ir.shape)
 
     @property
@@ -84,7 +84,9 @@ class Value:
         sizes = ".." if shape is None else ", ".join("?" if axis is None else str(axis) for axis in shape)
         return f"<{self.name}: {type_name(self._ir.dtype) or '?'}[{sizes}]>"
 
-    def __ortops_call__(self, op: Op, inputs: Sequence[Any], attributes: Mapping[str, Any], outputs: Sequence[str] | None) -> Any:
+    def __ortops_call__(
+        self, op: Op, inputs: Sequence[Any], attributes: Mapping[str, Any], outputs: Sequence[str] | None
+    ) -> Any:
         return self._graph._call(op, inputs, attributes, outputs)
 
     def __onnx_call__(self, op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
@@ -252,7 +254,9 @@ class Graph:
             One value, or a tuple of them.
         """
         values = [None if item is None else self._value(item) for item in inputs]
-        given = onnx_ir.convenience.convert_attributes({name: value for name, value in attributes.items() if value is not None})
+        given = onnx_ir.convenience.convert_attributes(
+            {name: value for name, value in attributes.items() if value is not None}
+        )
         node = self._append(domain, op_type, op_type, values, given, [f"output{i}" for i in range(outputs)])
         for index, value in enumerate(node.outputs):
             value.type = onnx_ir.TensorType(data_type(types[index])) if types else None
@@ -283,13 +287,17 @@ class Graph:
         """The inputs as values. A number gets the type that the others give to its type variable."""
         known = [item._ir.dtype if isinstance(item, Value) else None for item in inputs]
         known = [
-            onnx_ir.DataType.from_numpy(item.dtype) if isinstance(item, np.ndarray) else k for k, item in zip(known, inputs, strict=True)
+            onnx_ir.DataType.from_numpy(item.dtype) if isinstance(item, np.ndarray) else k
+            for k, item in zip(known, inputs, strict=True)
         ]
         bound: dict[str, Any] = {name: name for name in ELEMENT_TYPES}
         for index, type_ in enumerate(known):
             if type_ is not None:
                 bound.setdefault(op.formal_of(index).type, type_)
-        return [None if item is None else self._value(item, bound.get(op.formal_of(index).type)) for index, item in enumerate(inputs)]
+        return [
+            None if item is None else self._value(item, bound.get(op.formal_of(index).type))
+            for index, item in enumerate(inputs)
+        ]
 
     def _standard(self, op_type: str, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Appends a node of a standard operator; `outputs` among the keywords says how many outputs it is to have."""
@@ -299,7 +307,11 @@ class Graph:
         if not isinstance(outputs, int) or not 1 <= outputs <= schema.max_output:
             raise OpError(f"onnx.{op_type}: outputs: expected a number up to {schema.max_output}, got {outputs!r}")
         if not schema.min_input <= len(inputs) <= schema.max_input:
-            counts = f"{schema.min_input}" if schema.min_input == schema.max_input else f"{schema.min_input} to {schema.max_input}"
+            counts = (
+                f"{schema.min_input}"
+                if schema.min_input == schema.max_input
+                else f"{schema.min_input} to {schema.max_input}"
+            )
             raise OpError(f"onnx.{op_type}: expected {counts} inputs, got {len(inputs)}")
         values = self._standard_values(schema, inputs)
         node = self._append(
@@ -325,7 +337,10 @@ class Graph:
         for index, item in enumerate(inputs):
             if isinstance(item, np.ndarray):
                 bound.setdefault(formal(index).type_str, onnx_ir.DataType.from_numpy(item.dtype))
-        return [None if item is None else self._value(item, bound.get(formal(index).type_str)) for index, item in enumerate(inputs)]
+        return [
+            None if item is None else self._value(item, bound.get(formal(index).type_str))
+            for index, item in enumerate(inputs)
+        ]
 
     # --- the model
 
@@ -335,8 +350,12 @@ class Graph:
         `functions` gives each operator of ours its decomposition as a model-local function, so that the model also runs where the
         library is absent. An operator that has no decomposition goes without.
         """
-        model = onnx_ir.Model(self._graph.clone(), ir_version=self.ir_version, producer_name="ortops", producer_version=__version__)
-        for value in [value for value in model.graph.initializers.values() if not value.uses() and not value.is_graph_output()]:
+        model = onnx_ir.Model(
+            self._graph.clone(), ir_version=self.ir_version, producer_name="ortops", producer_version=__version__
+        )
+        for value in [
+            value for value in model.graph.initializers.values() if not value.uses() and not value.is_graph_output()
+        ]:
             del model.graph.initializers[value.name]
         if functions:
             from ortops.functions import attach_functions
@@ -347,7 +366,9 @@ class Graph:
     def build(self, *, functions: bool = True) -> onnx.ModelProto:
         """The model as a protobuf, which holds 2 GiB at most: `save` knows no such bound. See `ir` for `functions`."""
         if self._initializer_bytes() >= 2**31:
-            raise OpError(f"{self.name}: {self._initializer_bytes() / 2**30:.1f} GiB of constants do not fit in one protobuf; use save()")
+            raise OpError(
+                f"{self.name}: {self._initializer_bytes() / 2**30:.1f} GiB of constants do not fit in one protobuf; use save()"
+            )
         proto: onnx.ModelProto = onnx_ir.to_proto(self.ir(functions=functions))
         return proto
 
@@ -359,15 +380,19 @@ class Graph:
         onnx_ir.save(self.ir(functions=functions), path, external_data=location)
 
     def _initializer_bytes(self) -> int:
-        return sum(value.const_value.nbytes for value in self._graph.initializers.values() if value.const_value is not None)
+        return sum(
+            value.const_value.nbytes for value in self._graph.initializers.values() if value.const_value is not None
+        )
 
     # --- parts that a decomposition's body does in its own way (functions.py)
 
-    def _asked(self, what: str) -> None:
+    def _asked(self, what: str, value: onnx_ir.Value | None = None) -> None:
         """Called where the caller looks at a value's type ("types") or shape ("ranks")."""
 
     def _constant(self, tensor: onnx_ir.TensorProtocol, name: str) -> Value:
-        value = onnx_ir.Value(name=name, type=onnx_ir.TensorType(tensor.dtype), shape=onnx_ir.Shape(tensor.shape), const_value=tensor)
+        value = onnx_ir.Value(
+            name=name, type=onnx_ir.TensorType(tensor.dtype), shape=onnx_ir.Shape(tensor.shape), const_value=tensor
+        )
         self._graph.initializers.add(value)
         return Value(self, value)
 
@@ -512,7 +537,9 @@ def _attributes(op: Op, given: Mapping[str, Any]) -> list[onnx_ir.Attr]:
     for attribute in op.attributes:
         value = given[attribute.name]
         if value is not None and (attribute.required or value != attribute.default):
-            result.append(onnx_ir.Attr(attribute.name, kinds[attribute.kind], int(value) if attribute.kind == "bool" else value))
+            result.append(
+                onnx_ir.Attr(attribute.name, kinds[attribute.kind], int(value) if attribute.kind == "bool" else value)
+            )
     return result
 
 

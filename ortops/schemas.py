@@ -84,7 +84,9 @@ def _attribute(attribute: Attribute) -> OpSchema.Attribute:
         return OpSchema.Attribute(attribute.name, kind, text, required=attribute.required)
     default = int(attribute.default) if attribute.kind == "bool" else attribute.default
     type_ = onnx.AttributeProto.AttributeType.Value(_KINDS[attribute.kind])
-    return OpSchema.Attribute(attribute.name, onnx.helper.make_attribute(attribute.name, default, attr_type=type_), text)
+    return OpSchema.Attribute(
+        attribute.name, onnx.helper.make_attribute(attribute.name, default, attr_type=type_), text
+    )
 
 
 def _infer(op: Op, context: Any) -> None:
@@ -97,7 +99,11 @@ def _infer(op: Op, context: Any) -> None:
         types.append(_TYPE_NAMES.get(tensor.elem_type) if tensor is not None else None)
         shapes.append(_axes(tensor.shape) if tensor is not None and tensor.HasField("shape") else None)
     given = {attribute.name: context.get_attribute(attribute.name) for attribute in op.attributes}
-    present = {name: onnx.helper.get_attribute_value(proto) for name, proto in given.items() if proto is not None and proto.name}
+    present = {
+        name: onnx.helper.get_attribute_value(proto)
+        for name, proto in given.items()
+        if proto is not None and proto.name
+    }
     texts = {name: value.decode() if isinstance(value, bytes) else value for name, value in present.items()}
     where = context.get_display_name() if hasattr(context, "get_display_name") else op.name
     attributes = as_declared(op, op.check_attributes(texts, where))
@@ -125,7 +131,9 @@ def reference_ops() -> list[type]:
             given = as_declared(op, given)
             types = op.output_types(op.bind_types([None if value is None else str(value.dtype) for value in values]))
             results = op.reference(*values, **given)
-            rounded = [result.astype(element_type(type_ or "float64")) for result, type_ in zip(results, types, strict=True)]
+            rounded = [
+                result.astype(element_type(type_ or "float64")) for result, type_ in zip(results, types, strict=True)
+            ]
             return tuple(rounded[: len(self.onnx_node.output)])
 
         return _run

@@ -37,6 +37,9 @@ OURS, EXTENSIONS = "ortops", "ai.onnx.contrib"
 CHECK_INDICES = "ortops.check_indices"
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
+#: A model in memory with more constants than this goes to onnxruntime through a file: a protobuf holds 2 GiB at most.
+PROTOBUF_BYTES = 1_500_000_000
+
 Provider = str | tuple[str, dict[str, Any]]
 
 
@@ -50,7 +53,10 @@ class Lowered:
 
 
 def register(
-    session_options: onnxruntime.SessionOptions, *, check_indices: bool = False, library: str | os.PathLike[str] | None = None
+    session_options: onnxruntime.SessionOptions,
+    *,
+    check_indices: bool = False,
+    library: str | os.PathLike[str] | None = None,
 ) -> None:
     """Registers our library with the options of a session; a second call for the same options does nothing.
 
@@ -146,7 +152,9 @@ class InferenceSession(onnxruntime.InferenceSession):
         with source.opened() as file:
             super().__init__(file, options, chosen, **kwargs)
         if any(_name(provider) == CUDA for provider in chosen) and CUDA not in self.get_providers():
-            raise LibraryError(f"{CUDA} was asked for, but onnxruntime could not start it and made a session on {self.get_providers()}")
+            raise LibraryError(
+                f"{CUDA} was asked for, but onnxruntime could not start it and made a session on {self.get_providers()}"
+            )
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
@@ -182,7 +190,9 @@ class _Source:
         if isinstance(model, Graph):
             model = model.ir()
         if not isinstance(model, onnx_ir.Model):
-            raise TypeError(f"expected a path, bytes, a ModelProto, an onnx_ir.Model or a Graph, got {type(model).__name__}")
+            raise TypeError(
+                f"expected a path, bytes, a ModelProto, an onnx_ir.Model or a Graph, got {type(model).__name__}"
+            )
         return _Source(None, model, _ir_domains(model))
 
     def ir(self) -> onnx_ir.Model:
@@ -208,9 +218,11 @@ class _Source:
             import onnx_ir
 
             assert self.model is not None
-            tensors = [value.const_value for value in self.model.graph.initializers.values() if value.const_value is not None]
+            tensors = [
+                value.const_value for value in self.model.graph.initializers.values() if value.const_value is not None
+            ]
             external = any(isinstance(tensor, onnx_ir.ExternalTensor) for tensor in tensors)
-            if self.folder is not None or (not external and sum(tensor.nbytes for tensor in tensors) < 1_500_000_000):
+            if self.folder is not None or (not external and sum(tensor.nbytes for tensor in tensors) < PROTOBUF_BYTES):
                 yield onnx_ir.to_proto(self.model).SerializeToString()
                 return
             with tempfile.TemporaryDirectory(prefix="ortops-") as folder:
@@ -235,7 +247,10 @@ def _domains(model: onnx.ModelProto) -> frozenset[str]:
 
 def _ir_domains(model: onnx_ir.Model) -> frozenset[str]:
     scopes = (model.graph, *model.functions.values())
-    return frozenset({domain for scope in scopes for domain in scope.opset_imports} | {node.domain for node in model.graph.all_nodes()})
+    return frozenset(
+        {domain for scope in scopes for domain in scope.opset_imports}
+        | {node.domain for node in model.graph.all_nodes()}
+    )
 
 
 def _lower(source: _Source, everything: bool) -> tuple[_Source, tuple[Lowered, ...]]:
@@ -263,11 +278,16 @@ def _lower(source: _Source, everything: bool) -> tuple[_Source, tuple[Lowered, .
 
     model = source.ir()
     folder = None
-    if any(isinstance(value.const_value, onnx_ir.ExternalTensor) for value in model.graph.initializers.values()) and source.path:
+    if (
+        any(isinstance(value.const_value, onnx_ir.ExternalTensor) for value in model.graph.initializers.values())
+        and source.path
+    ):
         folder = str(Path(source.path).resolve().parent)
         if _version() < (1, 21):  # older ones find external data beside a file only
             if everything:
-                raise LibraryError('lower="all" of a model with external data needs onnxruntime 1.21 or newer; use ortops.lower')
+                raise LibraryError(
+                    'lower="all" of a model with external data needs onnxruntime 1.21 or newer; use ortops.lower'
+                )
             return source, ()
     try:
         model = lower_in_place(model, choose)
@@ -350,7 +370,9 @@ def working_cuda() -> str | None:
         with contextlib.redirect_stdout(None):
             onnxruntime.preload_dlls()
     make = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "probe", [make("x", 1, [1])], [make("y", 1, [1])])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["y"])], "probe", [make("x", 1, [1])], [make("y", 1, [1])]
+    )
     model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
     onnxruntime.set_default_logger_severity(4)
     try:

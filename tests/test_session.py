@@ -1,0 +1,294 @@
+"""Sessions: the library found and checked, providers that work, models in every form, lowering on the CPU."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnx_ir
+import onnxruntime
+import pytest
+
+import ortops
+from ortops import LibraryError, _library, ops, session
+from ortops.session import CPU, CUDA
+
+X = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+WEIGHT = np.random.default_rng(1).standard_normal((8, 300)).astype(np.float32)
+
+
+def graph() -> ortops.Graph:
+    g = ortops.Graph("test")
+    x = g.input("x", "float32", ["batch", 8])
+    g.output(g.onnx.Neg(ops.identity(x)) @ WEIGHT, "y")
+    return g
+
+
+def check(opened: onnxruntime.InferenceSession) -> None:
+    np.testing.assert_allclose(opened.run(["y"], {"x": X})[0], -X @ WEIGHT, rtol=1e-5, atol=1e-5)
+
+
+def shared_object(folder, source: str) -> str:
+    """A small library, compiled from C."""
+    (folder / "lib.c").write_text(source)
+    path = folder / "lib.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, folder / "lib.c"], check=True)
+    return str(path)
+
+
+@pytest.fixture
+def odd_folder(tmp_path):
+    folder = tmp_path / "ops éü 測試"
+    folder.mkdir()
+    return folder
+
+
+# --- the library
+
+
+def test_the_library_says_what_it_is():
+    info = ortops.build_info()
+    assert info["version"] == ortops.__version__
+    assert info["declarations"] == _library.declarations_hash()
+    assert isinstance(info["cuda"], bool)
+
+
+def test_public_case_o38_a_path_with_spaces_and_other_letters(odd_folder):
+    """Registered from there, with two sets of options, both run, dropped in either order, and the process ends well."""
+    shutil.copy(ortops.library_path(), odd_folder / "libortops.so")
+    graph().save(odd_folder / "model.onnx")
+    code = """
+import sys, numpy as np, onnxruntime, ortops
+folder, order = sys.argv[1], sys.argv[2]
+sessions = []
+for _ in range(2):
+    options = onnxruntime.SessionOptions()
+    ortops.register(options)
+    sessions.append(onnxruntime.InferenceSession(folder + "/model.onnx", options, providers=["CPUExecutionProvider"]))
+for session in sessions:
+    session.run(None, {"x": np.ones((2, 8), np.float32)})
+del session, options
+del sessions[int(order)]
+sessions[0].run(None, {"x": np.ones((2, 8), np.float32)})
+"""
+    for order in "01":
+        environment = {**os.environ, "ORTOPS_LIBRARY": str(odd_folder / "libortops.so")}
+        subprocess.run([sys.executable, "-c", code, odd_folder, order], check=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda folder: str(folder / "none.so"), "no such file"),
+        (lambda folder: str(folder), "not a file"),
+        (
+            lambda folder: [(folder / "t.so").write_text("hello"), str(folder / "t.so")][1],
+            "not a shared library .*b'hell'",
+        ),
+        (lambda folder: [(folder / "e.so").write_bytes(b"\x7fELF"), str(folder / "e.so")][1], "cannot be loaded"),
+        (
+            lambda folder: shared_object(folder, "int x;"),
+            "not a library of ortops: it has no function RegisterCustomOps",
+        ),
+        (lambda folder: shared_object(folder, "void RegisterCustomOps(void) {}"), "no function OrtopsBuildInfo"),
+        (
+            lambda folder: shared_object(
+                folder,
+                'void RegisterCustomOps(void) {}\nconst char* OrtopsBuildInfo(void) { return "{\\"declarations\\": \\"old\\"}"; }',
+            ),
+            r"stale: built from other declarations \(old\).*make library",
+        ),
+    ],
+)
+def test_public_case_o38_what_is_no_library_of_ours(odd_folder, monkeypatch, make, reason):
+    path = make(odd_folder)
+    with pytest.raises(LibraryError, match=f"éü 測試.*{reason}") as caught:
+        ortops.register(onnxruntime.SessionOptions(), library=path)
+    assert path in str(caught.value)
+    monkeypatch.setenv("ORTOPS_LIBRARY", path)
+    with pytest.raises(LibraryError, match=reason):
+        ortops.InferenceSession(graph())
+
+
+def test_no_library_at_all(monkeypatch, tmp_path):
+    monkeypatch.delenv("ORTOPS_LIBRARY", raising=False)
+    monkeypatch.setattr(_library, "NAME", "libnone.so")
+    with pytest.raises(LibraryError, match=r"libnone.so was not found; looked for .*ORTOPS_LIBRARY"):
+        ortops.library_path()
+
+
+def test_registering_twice_does_no_harm():
+    options = onnxruntime.SessionOptions()
+    ortops.register(options)
+    ortops.register(options)
+    check(ortops.InferenceSession(graph(), options))
+    check(ortops.InferenceSession(graph(), options))
+
+
+def test_check_indices_is_set_before_the_library_is_registered():
+    seen = []
+
+    class Options:
+        def add_session_config_entry(self, key, value):
+            seen.append((key, value))
+
+        def get_session_config_entry(self, key):
+            raise RuntimeError(key)
+
+        def register_custom_ops_library(self, path):
+            seen.append(path)
+
+    ortops.register(Options(), check_indices=True)
+    assert seen[:2] == [("ortops.check_indices", "1"), ortops.library_path()]
+
+
+# --- models
+
+
+@pytest.mark.parametrize("form", ["path", "str", "bytes", "proto", "ir", "graph", "external"])
+@pytest.mark.parametrize("lower", ["auto", "all", "none"])
+def test_models_in_every_form(form, lower, tmp_path):
+    g = graph()
+    path = tmp_path / "model.onnx"
+    g.save(path, external_data=form == "external")
+    forms = {
+        "path": lambda: path,
+        "external": lambda: path,
+        "str": lambda: str(path),
+        "bytes": path.read_bytes,
+        "proto": g.build,
+        "ir": g.ir,
+        "graph": lambda: g,
+    }
+    opened = ortops.InferenceSession(forms[form](), providers=[CPU], lower=lower)
+    assert isinstance(opened, onnxruntime.InferenceSession)
+    assert [item.op for item in opened.ortops_lowered] == (["IdentityCopy"] if lower == "all" else [])
+    check(opened)
+
+
+def test_a_model_that_does_not_fit_in_a_protobuf(monkeypatch):
+    monkeypatch.setattr(session, "PROTOBUF_BYTES", 1000)
+    check(ortops.InferenceSession(graph()))
+
+
+def test_with_and_without_the_library_the_same_numbers(tmp_path):
+    path = tmp_path / "model.onnx"
+    graph().save(path)
+    check(ortops.InferenceSession(path, lower="none"))
+    check(onnxruntime.InferenceSession(path, providers=[CPU]))
+
+
+def test_standard_and_lowered_models_need_no_library(monkeypatch):
+    monkeypatch.setenv("ORTOPS_LIBRARY", "/nowhere/libortops.so")
+    check(ortops.InferenceSession(ortops.lower(graph().build())))
+    check(ortops.InferenceSession(graph(), lower="all"))
+
+
+def test_what_is_no_model(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none.onnx: no such file"):
+        ortops.InferenceSession(tmp_path / "none.onnx")
+    for content in (b"", b"hello", b"\x89PNG\r\n\x1a\n" * 9):
+        (tmp_path / "wrong.onnx").write_bytes(content)
+        with pytest.raises(ValueError, match="wrong.onnx: not an ONNX model"):
+            ortops.InferenceSession(tmp_path / "wrong.onnx")
+        with pytest.raises(ValueError, match="not an ONNX model"):
+            ortops.InferenceSession(content)
+    with pytest.raises(TypeError, match="expected a path, .* got int"):
+        ortops.InferenceSession(3)
+    with pytest.raises(ValueError, match="lower: expected auto, all or none"):
+        ortops.InferenceSession(graph(), lower="some")
+
+
+def test_the_tokenizers_library_is_registered_where_it_is_used(monkeypatch):
+    pytest.importorskip("onnxruntime_extensions")
+    g = ortops.Graph()
+    text = g.input("text", "string", ["n"])
+    g.output(g.op("StringUpper", text, domain="ai.onnx.contrib", types=["string"], shapes=[["n"]]), "upper")
+    options = onnxruntime.SessionOptions()
+    for _ in range(2):
+        opened = ortops.InferenceSession(g, options)
+        assert list(opened.run(None, {"text": np.array(["ab", "c"], object)})[0]) == ["AB", "C"]
+    monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)
+    with pytest.raises(LibraryError, match="install the package onnxruntime-extensions"):
+        ortops.InferenceSession(g)
+
+
+# --- lowering on the CPU
+
+
+def test_what_stock_runs_faster_is_lowered_and_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(session, "prefers_stock", lambda op, types, attributes: f"{op} {types} 1.4 times")
+    opened = ortops.InferenceSession(graph(), providers=[CPU])
+    assert opened.ortops_lowered == (session.Lowered("identity", "IdentityCopy", "IdentityCopy ['float32'] 1.4 times"),)
+    check(opened)
+    assert ortops.InferenceSession(graph(), providers=[CPU], lower="none").ortops_lowered == ()
+    graph().save(tmp_path / "model.onnx", external_data=True)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    opened = ortops.InferenceSession(tmp_path / "model.onnx", providers=[CPU])
+    assert len(opened.ortops_lowered) == 1
+    check(opened)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_what_cannot_be_lowered_is_left(monkeypatch):
+    monkeypatch.setattr(session, "prefers_stock", lambda op, types, attributes: "faster")
+    g = ortops.Graph(opset=17)
+    g.output(ops.identity(g.input("x", "float32", [2])), "y")
+    opened = ortops.InferenceSession(g, providers=[CPU])
+    assert opened.ortops_lowered == ()
+    with pytest.raises(ortops.OpError, match="opset 17"):
+        ortops.InferenceSession(g, providers=[CPU], lower="all")
+
+
+# --- providers
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(session, "working_cuda", lambda: "there is no NVIDIA driver (libcuda.so.1)")
+    monkeypatch.setattr(_library, "check", lambda path=None: {"cuda": True})
+
+
+def test_without_a_gpu_sessions_are_on_the_cpu_and_nothing_is_printed(no_gpu, capfd):
+    assert ortops.InferenceSession(graph()).get_providers() == [CPU]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("providers", [[CUDA], [CUDA, CPU], [(CUDA, {"device_id": "0"}), CPU]])
+def test_cuda_that_does_not_work_is_an_error_if_asked_for(no_gpu, providers):
+    with pytest.raises(LibraryError, match="CUDAExecutionProvider does not work here: there is no NVIDIA driver"):
+        ortops.InferenceSession(graph(), providers=providers)
+
+
+def test_cuda_graph_without_cuda_is_an_error(no_gpu):
+    with pytest.raises(LibraryError, match="cuda_graph: there is no NVIDIA driver"):
+        ortops.InferenceSession(graph(), cuda_graph=True)
+    with pytest.raises(ValueError, match="cuda_graph: expected CUDAExecutionProvider among the providers"):
+        ortops.InferenceSession(graph(), providers=[CPU], cuda_graph=True)
+
+
+def test_a_library_for_the_cpu_alone_says_so(monkeypatch):
+    monkeypatch.setattr(_library, "check", lambda path=None: {"cuda": False})
+    with pytest.raises(LibraryError, match=r"libortops.so is a CPU-only build .*ORTOPS_CUDA=on"):
+        ortops.InferenceSession(graph(), providers=[CUDA])
+    assert ortops.InferenceSession(graph()).get_providers() == [CPU]
+
+
+def test_provider_options(no_gpu, monkeypatch):
+    monkeypatch.setattr(session, "working_cuda", lambda: None)
+    assert session._providers(None, None, cuda_graph=True, ours=True) == [(CUDA, {"enable_cuda_graph": "1"}), (CPU, {})]
+    assert session._providers([CUDA, CPU], [{"device_id": "1"}, {}], False, True) == [
+        (CUDA, {"device_id": "1"}),
+        (CPU, {}),
+    ]
+    assert session._providers([(CUDA, {"a": "1"})], None, True, True) == [(CUDA, {"a": "1", "enable_cuda_graph": "1"})]
+    with pytest.raises(ValueError, match="provider_options: expected 2 of them"):
+        session._providers([CUDA, CPU], [{}], False, True)
+
+
+def test_the_domains_that_a_model_uses():
+    proto = graph().build()
+    assert session._domains(proto) == session._ir_domains(onnx_ir.from_proto(proto)) == {"", "ortops"}
+    assert session._domains(onnx.ModelProto()) == frozenset()
