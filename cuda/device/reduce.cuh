@@ -54,6 +54,7 @@ __device__ __forceinline__ T block_reduce(T value, T (&partials)[kWarp], Combine
   __syncthreads();
   const int warps = blockDim.x / kWarp;
   T result = partials[0];
+#pragma unroll 4
   for (int warp = 1; warp < warps; ++warp) result = combine(result, partials[warp]);
   return result;
 }

@@ -35,21 +35,50 @@ bool is_aligned(int64_t size, std::initializer_list<const T*> pointers) {
   return aligned;
 }
 
-// How long what is read will be wanted: once (it does not displace others in L1), or again soon.
-enum class Reuse { none, soon };
+// What becomes of memory that is read: it may be written by this kernel (plain), or is read once and should not
+// displace others in L1 (none), or is not written by this kernel, so that the compiler may load it whenever it suits
+// (constant).
+enum class Reuse { plain, none, constant };
 
-// N elements at an address that is aligned to all of them.
-template <int N, Reuse reuse = Reuse::soon, class T>
-__device__ __forceinline__ Vector<T, N> load(const T* from) {
-  if constexpr (reuse == Reuse::none && sizeof(Vector<T, N>) == 16) {
-    uint4 bits;
-    asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-        : "l"(__cvta_generic_to_global(from)));
-    return detail::bit_cast<Vector<T, N>>(bits);
-  } else {
-    return *reinterpret_cast<const Vector<T, N>*>(from);
+namespace detail {
+
+// Vectors move as words, so that the compiler keeps them in as few registers until their elements are wanted.
+template <int kBytes>
+struct Words {
+  using Type = Vector<uint32_t, kBytes / 4>;
+};
+template <>
+struct Words<2> {
+  using Type = Vector<uint16_t, 1>;
+};
+template <>
+struct Words<1> {
+  using Type = Vector<uint8_t, 1>;
+};
+template <class V>
+using WordsOf = typename Words<sizeof(V)>::Type;
+
+}  // namespace detail
+
+// N elements at an address that is aligned to all of them; zeros where `inside` is false.
+template <int N, Reuse reuse = Reuse::plain, class T>
+__device__ __forceinline__ Vector<T, N> load(const T* from, bool inside = true) {
+  using Words = detail::WordsOf<Vector<T, N>>;
+  Words words = {};
+  if (inside) {
+    if constexpr (reuse == Reuse::none && sizeof(Words) == 16) {
+      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+          : "l"(__cvta_generic_to_global(from)));
+    } else if constexpr (reuse == Reuse::constant && sizeof(Words) == 16) {
+      asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+          : "l"(__cvta_generic_to_global(from)));
+    } else {
+      words = *reinterpret_cast<const Words*>(from);
+    }
   }
+  return detail::bit_cast<Vector<T, N>>(words);
 }
 
 template <class T, int N>
@@ -88,19 +117,19 @@ struct Share {
   }
   __device__ __forceinline__ bool has(Index step, int i) const { return at(step, kAligned ? 0 : i) < size; }
   __device__ __forceinline__ bool any(Index step) const { return has(step, 0); }
+  // This share of an optional tensor: an absent one is read as zeros and not written.
+  __device__ __forceinline__ Share where(bool present) const { return {present ? size : Index(0), thread, threads}; }
 
-  template <Reuse reuse = Reuse::soon, class T>
+  template <Reuse reuse = Reuse::plain, class T>
   __device__ __forceinline__ Vector<T, N> read(const T* row, Index step) const {
-    Vector<T, N> result = {};
     if constexpr (kAligned) {
-      if (any(step)) result = load<N, reuse>(row + at(step, 0));
+      return load<N, reuse>(row + at(step, 0), any(step));
     } else {
+      Vector<T, N> result;
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        if (has(step, i)) result[i] = row[at(step, i)];
-      }
+      for (int i = 0; i < N; ++i) result[i] = load<1>(row + at(step, i), has(step, i))[0];
+      return result;
     }
-    return result;
   }
 
   template <class T>
