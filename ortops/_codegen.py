@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ortops._declare import (
@@ -179,43 +179,63 @@ def expression(node: Expression) -> str:
     raise TypeError(f"{node} is not generated yet")
 
 
-def axis(node: Expression) -> str:
+def axis(node: Expression, locals_: list[str]) -> str:
     text = f'"{node}"'
     match node:
         case Name(name) | Group(name):
             return f"{{{text}, s.{name}}}"
-        case Apply(_, _, True):
-            raise TypeError(f"{node}: shape functions of a whole shape are not generated yet")
+        case Apply(function, arguments, True):
+            values = [f"s.{a.name}" if isinstance(a, Name | Group) else expression(a) for a in arguments]
+            locals_.append(f"auto run{len(locals_)} = shapes::{function}({', '.join([*values, 'a'])});")
+            return f"{{{text}, run{len(locals_) - 1}}}"
     names = sorted({name.name for name in names_in(node)})
     parameters = ", ".join(f"int64_t {name}" for name in names)
     values = "".join(f", s.{name}" for name in names)
     return f"{{{text}, compute<Size>([&]({parameters}) -> int64_t {{ return {expression(node)}; }}{values})}}"
 
 
-def axes(formal: Formal) -> str:
-    return f"{{{', '.join(axis(node) for node in formal.axes)}}}"
+def axes(formal: Formal, locals_: list[str]) -> str:
+    return f"{{{', '.join(axis(node, locals_) for node in formal.axes)}}}"
 
 
-def binding(signature: Signature) -> Iterable[str]:
+def binding(signature: Signature) -> Iterator[str]:
+    """The statements that match a call's shapes with the line, and give the outputs theirs."""
+
+    def statement(call: str, index: int, formal: Formal, name: bool = True, tail: str = "") -> Iterator[str]:
+        locals_: list[str] = []
+        listed = axes(formal, locals_)
+        named = f'"{formal.name}", ' if name else ""
+        lines = [*locals_, f"b.{call}({index}, {named}{listed}{tail});"]
+        yield lines[0] if len(lines) == 1 else "{ " + " ".join(lines) + " }"
+
     for index in signature.binding_order():
         formal = signature.inputs[index]
-        yield f'b.input({index}, "{formal.name}", {axes(formal)});'
+        if formal.variadic:
+            yield f"s.{next(names_in(formal.axes[0])).name} = b.rest({index});"
+        else:
+            yield from statement("input", index, formal)
     for index, formal in enumerate(signature.inputs):
         if formal.broadcast:
-            yield f'b.broadcast_input({index}, "{formal.name}", {axes(formal)}, s.{formal.name}_strides);'
+            yield from statement("broadcast_input", index, formal, tail=f", s.{formal.name}_strides")
     for index, formal in enumerate(signature.outputs):
-        yield f"b.output({index}, {axes(formal)});"
+        yield from statement("output", index, formal, name=False)
 
 
-def sizes_of(op: Op) -> tuple[list[str], list[str]]:
-    """The names of sizes and of runs of axes, over all layouts."""
+def sizes_of(op: Op) -> tuple[list[str], list[str], list[str]]:
+    """The names of sizes, of runs of axes and of lists of them (a variadic input's), over all layouts."""
     found: dict[str, bool] = {}
     for signature in op.layouts.values():
         for formal in (*signature.inputs, *signature.outputs):
             for node in formal.axes:
                 for name in names_in(node):
                     found[name.name] = isinstance(name, Group)
-    return [name for name, run in found.items() if not run], [name for name, run in found.items() if run]
+    lists = {found.name for formal in op.inputs if formal.variadic for axis in formal.axes for found in names_in(axis)}
+    runs = [name for name, run in found.items() if run]
+    return (
+        [name for name, run in found.items() if not run],
+        [n for n in runs if n not in lists],
+        [n for n in runs if n in lists],
+    )
 
 
 def variables(op: Op) -> list[str]:
@@ -227,11 +247,19 @@ def element(op: Op, formal: Formal) -> str:
     return formal.type if formal.type in op.types else cpp_type(formal.type)
 
 
+def read_input(op: Op, index: int) -> str:
+    formal = op.inputs[index]
+    value = f"static_cast<const {element(op, formal)}*>(call.input("
+    if formal.variadic:
+        return f"  for (size_t i = {index}; i < call.input_shapes.size(); ++i) a.{formal.name}.push_back({value}static_cast<int>(i))));"
+    return f"  a.{formal.name} = {value}{index}));"
+
+
 def op_header(op: Op) -> str:
     name, function = op.name, op.__name__
     template = ", ".join(f"class {variable}" for variable in variables(op))
     arguments = ", ".join(variables(op))
-    sizes, runs = sizes_of(op)
+    sizes, runs, lists = sizes_of(op)
     broadcast = [formal for formal in op.inputs if formal.broadcast]
     out = [f"// --- {name}: {op.summary}", ""]
     out += [f"struct {name}Attributes {{", *[attribute_field(a) for a in op.attributes], "};", ""]
@@ -239,14 +267,21 @@ def op_header(op: Op) -> str:
     out += ["template <class Size>", f"struct {name}Sizes {{"]
     out += [f"  Size {size} = unset<Size>();" for size in sizes]
     out += [f"  BasicShape<Size> {run} = unset_run<Size>();" for run in runs]
+    out += [f"  std::vector<BasicShape<Size>> {name};" for name in lists]
     out += [f"  Strides* {formal.name}_strides = nullptr;" for formal in broadcast]
     out += ["};", ""]
 
     out += [f"template <{template}>", f"struct {name}Args : {name}Attributes {{"]
-    out += [f"  const {element(op, f)}* {f.name} = nullptr;{'  // optional' if f.optional else ''}" for f in op.inputs]
+    out += [
+        f"  std::vector<const {element(op, f)}*> {f.name};"
+        if f.variadic
+        else f"  const {element(op, f)}* {f.name} = nullptr;{'  // optional' if f.optional else ''}"
+        for f in op.inputs
+    ]
     out += [f"  {element(op, f)}* {f.name} = nullptr;{'  // optional' if f.optional else ''}" for f in op.outputs]
     out += [f"  int64_t {size} = 0;" for size in sizes]
     out += [f"  Shape {run};{'  // the axes of `...`' if run == OUTER else ''}" for run in runs]
+    out += [f"  std::vector<Shape> {name};  // of each" for name in lists]
     out += [f"  Strides {formal.name}_strides;" for formal in broadcast]
     out += ["};", ""]
     out += [
@@ -266,7 +301,7 @@ def op_header(op: Op) -> str:
         out += [f"  {line}" for line in binding(op.layouts[""])]
     out += ["}", ""]
 
-    inputs, outputs = len(op.inputs), len(op.outputs)
+    outputs = len(op.outputs)
     out += [
         f"template <{template}, void (*kernel)(const {name}Args<{arguments}>&, Context&)>",
         f"void {function}_call(const void* attributes, Call& call) {{",
@@ -279,10 +314,8 @@ def op_header(op: Op) -> str:
         f"  {function}_shapes(a, b, s);",
         *[f"  a.{size} = s.{size};" for size in sizes],
         *[f"  a.{run} = s.{run};" for run in runs],
-        *[
-            f"  a.{op.inputs[i].name} = static_cast<const {element(op, op.inputs[i])}*>(call.input({i}));"
-            for i in range(inputs)
-        ],
+        *[f"  a.{name} = s.{name};" for name in lists],
+        *[read_input(op, index) for index in range(len(op.inputs))],
         "  bool empty = true;",
         *[
             f"  a.{op.outputs[i].name} = static_cast<{element(op, op.outputs[i])}*>(call.output({i}, shapes[{i}]));\n"
@@ -298,7 +331,7 @@ def op_header(op: Op) -> str:
 
 def family_header(family: str, members: Sequence[Op]) -> str:
     body = "\n".join(op_header(op) for op in members)
-    includes = '#pragma once\n\n#include <optional>\n\n#include "core/table.h"\n'
+    includes = '#pragma once\n\n#include <optional>\n#include <vector>\n\n#include "core/table.h"\n'
     declared = "\n".join(f"extern const OpInfo k{op.name};" for op in members)
     return f"{HEAD.format(family=family)}{includes}\nnamespace ortops {{\n\n{declared}\n\n{body}\n}}  // namespace ortops\n"
 
@@ -349,7 +382,7 @@ def table_source(families: Mapping[str, Sequence[Op]]) -> str:
     out += ["", "namespace ortops {", "namespace {", ""]
     for op in itertools.chain(*families.values()):
         for kind, formals in (("inputs", op.inputs), ("outputs", op.outputs)):
-            listed = ", ".join(f'{{"{formal.name}", {str(formal.optional).lower()}}}' for formal in formals)
+            listed = ", ".join(f'{{"{f.name}", {str(f.optional).lower()}, {str(f.variadic).lower()}}}' for f in formals)
             out.append(f"const Formal {op.__name__}_{kind}[] = {{{listed}}};")
         out += [
             f"void* {op.__name__}_parse([[maybe_unused]] AttributeReader& reader) {{",

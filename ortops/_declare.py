@@ -372,6 +372,8 @@ class Bindings:
 
     sizes: dict[str, Axis] = field(default_factory=dict)
     runs: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
+    #: The shapes of the inputs of a variadic formal `*xs: T[*X]`; None for one that is not known.
+    lists: dict[str, tuple[tuple[Axis, ...] | None, ...]] = field(default_factory=dict)
 
     def value(self, expression: Expression, attributes: Mapping[str, Any]) -> Axis:
         match expression:
@@ -404,7 +406,9 @@ class Bindings:
             elif isinstance(axis, Apply) and axis.group:
                 values: list[Any] = []
                 for argument in axis.arguments:
-                    if isinstance(argument, Group):
+                    if isinstance(argument, Group) and argument.name in self.lists:
+                        values.append(self.lists[argument.name])
+                    elif isinstance(argument, Group):
                         if argument.name not in self.runs:
                             return None
                         values.append(self.runs[argument.name])
@@ -695,7 +699,12 @@ class Op:
         signature = self.signature(attributes)
         bindings = Bindings()
         for index in signature.binding_order():
-            if index < len(shapes) and shapes[index] is not None:
+            formal = signature.inputs[index]
+            if formal.variadic:
+                bindings.lists[typing.cast(Group, formal.axes[0]).name] = tuple(
+                    None if shape is None else tuple(shape) for shape in shapes[index:]
+                )
+            elif index < len(shapes) and shapes[index] is not None:
                 self._match(
                     signature.inputs[index],
                     tuple(typing.cast(Sequence[Axis], shapes[index])),
@@ -760,8 +769,14 @@ class Op:
         ]
         return f"[{' '.join(map(str, formal.axes))}]" + (f" with {', '.join(known)}" if known else "")
 
-    def output_shapes(self, bindings: Bindings, attributes: Mapping[str, Any]) -> list[tuple[Axis, ...] | None]:
-        return [bindings.axes(formal, attributes) for formal in self.signature(attributes).outputs]
+    def output_shapes(
+        self, bindings: Bindings, attributes: Mapping[str, Any], where: str | None = None
+    ) -> list[tuple[Axis, ...] | None]:
+        """The outputs' shapes; raises OpError where a shape function finds the inputs unfit."""
+        try:
+            return [bindings.axes(formal, attributes) for formal in self.signature(attributes).outputs]
+        except ValueError as error:
+            raise OpError(f"{where or self.name}: {error}") from None
 
     def output_types(self, types: Mapping[str, str]) -> list[str | None]:
         return [formal.type if formal.type in ELEMENT_TYPES else types.get(formal.type) for formal in self.outputs]
@@ -867,14 +882,27 @@ def op(
         attributes = tuple(_attribute(p.name, hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY)
         layouts = {value: _Parser(text, [a.name for a in attributes]).signature() for value, text in lines.items()}
         for signature in layouts.values():
-            if [f.name for f in signature.inputs] != [p.name for p in positional]:
+            if [(f.name, f.variadic) for f in signature.inputs] != [
+                (p.name, p.kind is p.VAR_POSITIONAL) for p in positional
+            ]:
                 raise TypeError(f"{name}: the shape line names other inputs than the function")
             for formal in (*signature.inputs, *signature.outputs):
+                alone = len(formal.axes) == 1 and isinstance(formal.axes[0], Group)
+                if formal.variadic and (formal is not signature.inputs[-1] or not alone):
+                    raise TypeError(
+                        f"{name}: {formal.name}: only the last input may be variadic, and its shape is one run of axes"
+                    )
                 if formal.type not in ELEMENT_TYPES and formal.type not in types:
                     raise TypeError(
                         f"{name}: {formal.name} has the type {formal.type}, which is neither a type nor a variable that is given types"
                     )
             signature.binding_order()
+            axes = [axis for formal in (*signature.inputs, *signature.outputs) for axis in formal.axes]
+            clash = {found.name for axis in axes for found in names_in(axis)} & {
+                f.name for f in (*signature.inputs, *signature.outputs)
+            }
+            if clash:
+                raise TypeError(f"{name}: {', '.join(clash)} is a size as well as an input or output")
         if layout is not None:
             chooser = next((a for a in attributes if a.name == layout), None)
             if chooser is None or set(chooser.choices) != set(layouts):

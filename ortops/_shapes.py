@@ -1,6 +1,7 @@
-"""The shape functions of shape lines. Each has a twin in cuda/core/shapes.h, and a test compares the two.
+"""The shape functions of shape lines. Each has a twin in cuda/core/shapes.h, and tests/test_frame.py compares the two.
 
-A function takes sizes (int) and runs of axes (tuples, in which a size may be unknown) by position, attributes by name.
+A function takes sizes and runs of axes by position (a size in a run may be unknown), and attributes by name. A function of
+sizes is only called when all are known.
 """
 
 from __future__ import annotations
@@ -21,4 +22,62 @@ def call(function: str, values: Sequence[Any], attributes: Mapping[str, Any]) ->
     return result
 
 
-FUNCTIONS: dict[str, Any] = {}
+def conv(
+    size: int, kernel: int, axis: int, *, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
+) -> int:
+    """A convolution's output along a spatial axis."""
+    span = dilations[axis] * (kernel - 1) + 1
+    return max(0, (size + pads[axis] + pads[axis + len(pads) // 2] - span) // strides[axis] + 1)
+
+
+def pool(
+    size: int,
+    axis: int,
+    *,
+    kernel_shape: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    ceil_mode: bool,
+) -> int:
+    """A pooling's output along a spatial axis. With ceil_mode a last window that would begin in the padding behind is left out."""
+    span = dilations[axis] * (kernel_shape[axis] - 1) + 1
+    padded = size + pads[axis] + pads[axis + len(pads) // 2] - span
+    if not ceil_mode:
+        return max(0, padded // strides[axis] + 1)
+    windows = (padded + strides[axis] - 1) // strides[axis] + 1
+    return max(0, windows - ((windows - 1) * strides[axis] >= size + pads[axis]))
+
+
+def reduce(shape: tuple[Axis, ...], *, axes: Sequence[int], keepdims: bool) -> tuple[Axis, ...]:
+    """A shape less the reduced axes, or with 1 in their place. No axes means all."""
+    rank = len(shape)
+    reduced: set[int] = set()
+    for axis in axes:
+        if not -rank <= axis < rank or axis % rank in reduced:
+            raise ValueError(f"attribute axes: expected distinct axes from {-rank} to {rank - 1}, got {axis}")
+        reduced.add(axis % rank)
+    kept = [bool(axes) and axis not in reduced for axis in range(rank)]
+    return tuple(size if keep else 1 for size, keep in zip(shape, kept, strict=True) if keep or keepdims)
+
+
+def broadcast(inputs: Sequence[tuple[Axis, ...] | None]) -> tuple[Axis, ...] | None:
+    """The shape that all the shapes broadcast to (numpy's rule)."""
+    if any(shape is None for shape in inputs):
+        return None
+    known = [shape for shape in inputs if shape is not None]
+    result: list[Axis] = []
+    for back in range(max(map(len, known), default=0), 0, -1):
+        sizes = {shape[-back] for shape in known if len(shape) >= back} - {1}
+        numbers = {size for size in sizes if isinstance(size, int)}
+        if len(numbers) > 1:
+            raise ValueError(f"expected shapes that broadcast together, got sizes {sorted(numbers)} in axis {-back}")
+        # Where a number other than 1 is known, what is unknown beside it can only be that, or 1.
+        if numbers:
+            result.append(numbers.pop())
+        else:
+            result.append(1 if not sizes else sizes.pop() if len(sizes) == 1 else None)
+    return tuple(result)
+
+
+FUNCTIONS = {function.__name__: function for function in (conv, pool, reduce, broadcast)}

@@ -378,7 +378,9 @@ const Row* row_of(const OpInfo& op, const std::vector<Type>& input_types) {
     for (const Row& row : rows) {
       if (row.op != &op) continue;
       bool fits = true;
-      for (size_t i = 0; i < input_types.size(); ++i) fits = fits && (input_types[i] == Type::none || input_types[i] == row.types[i]);
+      for (size_t i = 0; i < input_types.size(); ++i) {
+        fits = fits && (input_types[i] == Type::none || input_types[i] == row.types[std::min(i, op.inputs.size() - 1)]);
+      }
       if (fits) return &row;
     }
   }

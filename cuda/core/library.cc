@@ -14,7 +14,7 @@ namespace {
 const CustomOp& self(const OrtCustomOp* op) { return *static_cast<const CustomOp*>(op); }
 const OpInfo& info(const OrtCustomOp* op) { return *self(op).row->op; }
 OrtCustomOpInputOutputCharacteristic characteristic(const Formal& formal) {
-  return formal.optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+  return formal.variadic ? INPUT_OUTPUT_VARIADIC : formal.optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
 }
 
 // Below 1.24, ONNX Runtime crashes in the shape inference of an operator that has optional inputs when one is absent.

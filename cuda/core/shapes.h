@@ -4,8 +4,10 @@
 // The code is written once for two kinds of size: int64_t when a kernel runs, and `Symbol` when ONNX Runtime infers shapes.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "core/op.h"
 
@@ -83,6 +85,13 @@ class Binder {
       : inputs_(inputs), count_(count), outputs_(outputs) {}
 
   bool has(int index) const { return index < count_ && inputs_[index]; }
+
+  // The shapes of a variadic input, from `index` on; rank -1 for one that is not known.
+  std::vector<BasicShape<Size>> rest(int index) const {
+    std::vector<BasicShape<Size>> shapes;
+    for (int i = index; i < count_; ++i) shapes.push_back(inputs_[i] ? *inputs_[i] : unset_run<Size>());
+    return shapes;
+  }
 
   // The input has exactly this shape; what has no value yet gets one.
   void input(int index, const char* name, Axes axes) {
@@ -180,7 +189,92 @@ class Binder {
   BasicShape<Size>* outputs_;
 };
 
-// The shape functions of shape lines; their twins are in ortops/_shapes.py.
-namespace shapes {}
+// The shape functions of shape lines; their twins are in ortops/_shapes.py, and tests/test_frame.py compares the two. They
+// take sizes and runs of axes, and the operator's attributes last. A function of sizes is only called when all are known.
+namespace shapes {
+
+constexpr int64_t floor_divide(int64_t a, int64_t b) { return b == 0 ? 0 : a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+
+// A convolution's output along a spatial axis.
+template <class Attributes>
+int64_t conv(int64_t size, int64_t kernel, int64_t axis, const Attributes& a) {
+  const int spatial = a.pads.size / 2;
+  const int64_t span = a.dilations[axis] * (kernel - 1) + 1;
+  return std::max<int64_t>(0, floor_divide(size + a.pads[axis] + a.pads[axis + spatial] - span, a.strides[axis]) + 1);
+}
+
+// A pooling's output along a spatial axis. With ceil_mode a last window that would begin in the padding behind is left out.
+template <class Attributes>
+int64_t pool(int64_t size, int64_t axis, const Attributes& a) {
+  const int spatial = a.pads.size / 2;
+  const int64_t span = a.dilations[axis] * (a.kernel_shape[axis] - 1) + 1;
+  const int64_t padded = size + a.pads[axis] + a.pads[axis + spatial] - span;
+  if (!a.ceil_mode) return std::max<int64_t>(0, floor_divide(padded, a.strides[axis]) + 1);
+  const int64_t windows = floor_divide(padded + a.strides[axis] - 1, a.strides[axis]) + 1;
+  const bool outside = (windows - 1) * a.strides[axis] >= size + a.pads[axis];
+  return std::max<int64_t>(0, windows - outside);
+}
+
+// A shape less the reduced axes, or with 1 in their place. No axes means all.
+template <class Size, class Attributes>
+BasicShape<Size> reduce(const BasicShape<Size>& shape, const Attributes& a) {
+  if (shape.rank < 0) return shape;
+  bool reduced[kMaxRank] = {};
+  for (int i = 0; i < a.axes.size; ++i) {
+    const int64_t axis = a.axes[i] < 0 ? a.axes[i] + shape.rank : a.axes[i];
+    if (axis < 0 || axis >= shape.rank || reduced[axis]) {
+      throw Error("attribute axes: expected distinct axes from " + std::to_string(-shape.rank) + " to " + std::to_string(shape.rank - 1) +
+                  ", got " + std::to_string(a.axes[i]));
+    }
+    reduced[axis] = true;
+  }
+  BasicShape<Size> result;
+  for (int i = 0; i < shape.rank; ++i) {
+    if (a.axes.size && !reduced[i]) {
+      result.dims[result.rank++] = shape[i];
+    } else if (a.keepdims) {
+      if constexpr (std::is_same_v<Size, int64_t>) {
+        result.dims[result.rank++] = 1;
+      } else {
+        result.dims[result.rank++] = {1, {}};
+      }
+    }
+  }
+  return result;
+}
+
+// The shape that all the shapes broadcast to (numpy's rule).
+template <class Size, class Attributes>
+BasicShape<Size> broadcast(const std::vector<BasicShape<Size>>& inputs, const Attributes&) {
+  BasicShape<Size> result;
+  for (const auto& shape : inputs) {
+    if (shape.rank < 0) return shape;
+    result.rank = std::max(result.rank, shape.rank);
+  }
+  for (int axis = 0; axis < result.rank; ++axis) {
+    Size& size = result.dims[axis];
+    bool first = true;
+    for (const auto& shape : inputs) {
+      const int at = axis - (result.rank - shape.rank);
+      if (at < 0) continue;
+      const Size& came = shape[at];
+      const bool one = is_number(came) && number(came) == 1;
+      if (first || (is_number(size) && number(size) == 1)) {
+        size = came;
+      } else if (is_number(size) && is_number(came) && !one && number(size) != number(came)) {
+        throw Error("expected shapes that broadcast together, got " + text(shape) + " beside a size of " + text(size) + " in axis " +
+                    std::to_string(axis));
+      } else if (!is_number(size) && is_number(came) && !one) {
+        size = came;  // an unknown size must be this or 1
+      } else if (!is_number(size) && !is_number(came) && text(size) != text(came)) {
+        size = unset<Size>();
+      }
+      first = false;
+    }
+  }
+  return result;
+}
+
+}  // namespace shapes
 
 }  // namespace ortops

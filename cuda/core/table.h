@@ -38,6 +38,7 @@ class Call : public Context {
 struct Formal {
   const char* name;
   bool optional;
+  bool variadic;
 };
 
 // An operator: what all its rows have in common.
