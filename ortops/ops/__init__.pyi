@@ -1,0 +1,122 @@
+"""The operators, as functions. Written by `python -m ortops.docs` from the declarations."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from ortops.graph import Value
+
+#: A value of a graph, or an array: with a value among its inputs an operator appends a node and returns its results as
+#: values; with arrays alone it computes in float64 and returns arrays. One result is returned as it is, more as a tuple.
+Tensor = Value | np.ndarray
+
+__all__ = [
+    "embedding",
+    "identity",
+    "layer_norm",
+    "linear",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "sequence_pool",
+]
+
+def embedding(
+    indices: Tensor,
+    table: Tensor,
+    residual: Tensor | None = None,
+    *,
+    padding_idx: int | None = None,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Looks up a row of the table for each index, and adds the residual if there is one (say, the position embeddings).
+
+    A negative index counts from the end. One outside of [-V, V-1] is an error on the CPU; on CUDA that row becomes NaN, or an
+    error too in a session with the option `ortops.check_indices`. As in PyTorch, `padding_idx` does not change what comes out:
+    it names the row that gets no gradient.
+    """
+
+def identity(
+    x: Tensor,
+    *,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Copies x."""
+
+def layer_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float = 1e-05,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Subtracts the mean of each row, divides by its standard deviation, then scales and shifts it. (Ba et al., 2016)
+
+    A row is the axes that `scale` has. With `residual`, it is x + residual that is normalised, and the output `sum` is that
+    sum, rounded to the type of x, so that add and norm are one pass over memory. The statistics are taken in float32 of the
+    unrounded sum; `mean` and `rstd` (1 / standard deviation) are kept for the gradient.
+    """
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"] = "none",
+    weight_layout: Literal["in_out", "out_in"] = "in_out",
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """activation(x weight + bias) + residual: a matrix product and what comes after it, in one operator.
+
+    The weight is [in, out] as ONNX's MatMul has it, or [out, in] as PyTorch's Linear. `gelu` is the exact one with the error
+    function, `gelu_tanh` its approximation (Hendrycks & Gimpel, 2016). Products are accumulated in float32.
+    """
+
+def rms_norm(
+    x: Tensor,
+    scale: Tensor,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float = 1e-05,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Divides each row by its root mean square, then scales it. (Zhang & Sennrich, 2019)
+
+    Rows, `residual`, `sum` and `rstd` are as in LayerNorm.
+    """
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: Literal["none", "top_left", "bottom_right"] = "none",
+    layout: Literal["BHSD", "BSHD"] = "BHSD",
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """softmax(scale query key^T + mask) value, without ever holding the matrix of scores. (Vaswani et al., 2017; Dao, 2023)
+
+    H is a multiple of Hkv: each key and value head serves H / Hkv query heads (Ainslie et al., 2023). `scale` is 1 / sqrt(D)
+    unless given. A boolean mask keeps where it is true; one of T is added to the scores. `causal` keeps for query i the keys up
+    to i (top_left, as torch's is_causal and ONNX's Attention have it) or up to i + Skv - Sq (bottom_right, as with a cache). A
+    query that no key is kept for gives zeros. Head sizes D and Dv from 1 to 512.
+    """
+
+def sequence_pool(
+    x: Tensor,
+    mask: Tensor,
+    *,
+    mode: Literal["mean", "max", "first"] = "mean",
+    normalize: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Reduces each sequence to one vector: the mean, the maximum or the first of the vectors that its mask keeps (is not 0).
+
+    `normalize` then divides the vector by its Euclidean length (at least 1e-12, as torch.nn.functional.normalize has it). A
+    sequence of which nothing is kept gives zeros. (Reimers & Gurevych, 2019, for the mean)
+    """
