@@ -115,19 +115,20 @@ def infer_standard(node: ir.Node, schema: onnx.defs.OpSchema, opset: int) -> Non
     The node's values must have names. Raises OpError with ONNX's reason where the inputs do not fit; leaves the outputs as they
     are if an input's type is not known.
     """
-    inputs = [value for value in node.inputs if value is not None]
-    if any(value.type is None for value in inputs):
-        return
-    types, data = {}, {}
-    for value in inputs:
-        types[value.name] = ir.serde.serialize_type(value.type)
+    types: dict[str, onnx.TypeProto] = {}
+    data: dict[str, onnx.TensorProto] = {}
+    for value in node.inputs:
+        if value is None:
+            continue
+        if value.type is None:
+            return
+        name, constant = value.name or "", value.const_value
+        types[name] = ir.serde.serialize_type(value.type)
         if value.shape is not None:
-            ir.serde.serialize_shape_into(types[value.name], value.shape)
-        constant = value.const_value
+            ir.serde.serialize_shape_into(types[name], value.shape)
         if constant is not None and constant.size <= SMALL and constant.dtype != ir.DataType.STRING:
-            data[value.name] = onnx.helper.make_tensor(
-                value.name, int(constant.dtype), list(constant.shape), constant.tobytes(), raw=True
-            )
+            sizes, raw = constant.shape.numpy(), constant.tobytes()
+            data[name] = onnx.helper.make_tensor(name, int(constant.dtype), sizes, raw, raw=True)
     imports = [onnx.helper.make_opsetid("", opset)]
     try:
         inferred = onnx.shape_inference.infer_node_outputs(
@@ -138,8 +139,8 @@ def infer_standard(node: ir.Node, schema: onnx.defs.OpSchema, opset: int) -> Non
         raise OpError(f"onnx.{node.op_type} (node {node.name}): {str(error).splitlines()[0]}; got {got}") from None
     for value in node.outputs:
         if value.name in inferred:
-            known = ir.serde.deserialize_type_proto_for_type(inferred[value.name])
-            value.type, value.shape = known, ir.serde.deserialize_type_proto_for_shape(inferred[value.name])
+            value.type = ir.serde.deserialize_type_proto_for_type(inferred[value.name])
+            value.shape = ir.serde.deserialize_type_proto_for_shape(inferred[value.name])
 
 
 def _text(shape: tuple[Axis, ...] | None) -> str:

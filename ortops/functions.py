@@ -122,7 +122,7 @@ class Body(Graph):
         value.name, value.type, value.shape, value.const_value = (
             name,
             ir.TensorType(tensor.dtype),
-            ir.Shape(tensor.shape),
+            ir.Shape(tensor.shape.numpy()),
             tensor,
         )
         self._graph.append(node)
@@ -312,7 +312,7 @@ def _prepare(model: ir.Model) -> list[tuple[Op, ir.Node]]:
 
 def _graph_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """The nodes of the graph and of its subgraphs."""
-    yield from list(ir.traversal.RecursiveGraphIterator(model.graph))
+    yield from list(model.graph.all_nodes())
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
@@ -338,9 +338,9 @@ def _forget_unused(model: ir.Model) -> None:
         i for i in model.functions if i[0] == schemas.DOMAIN and i not in used and find(i[1]) is not None
     ]:
         del model.functions[identifier]
-    for scope in (model.graph, *model.functions.values()):
-        nodes = scope.all_nodes() if isinstance(scope, ir.Function) else ir.traversal.RecursiveGraphIterator(scope)
-        if all(node.domain != schemas.DOMAIN for node in nodes):
+    scopes: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for scope in scopes:
+        if all(node.domain != schemas.DOMAIN for node in scope.all_nodes()):
             scope.opset_imports.pop(schemas.DOMAIN, None)
 
 

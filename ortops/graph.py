@@ -23,6 +23,8 @@ import ml_dtypes  # noqa: F401  (numpy then knows bfloat16 and its kin by name)
 import numpy as np
 import onnx
 import onnx_ir
+from onnx import ModelProto
+from onnx.defs import OpSchema
 
 from ortops import __version__, schemas
 from ortops._declare import ELEMENT_TYPES, Op, OpError
@@ -329,17 +331,15 @@ class Graph:
             raise
         return self._results(node.outputs)
 
-    def _standard_values(self, schema: onnx.defs.OpSchema, inputs: Sequence[Any]) -> list[onnx_ir.Value | None]:
-        def formal(index: int) -> onnx.defs.OpSchema.FormalParameter:
-            return schema.inputs[min(index, len(schema.inputs) - 1)]
-
-        bound = {formal(index).type_str: item._ir.dtype for index, item in enumerate(inputs) if isinstance(item, Value)}
-        for index, item in enumerate(inputs):
+    def _standard_values(self, schema: OpSchema, inputs: Sequence[Any]) -> list[onnx_ir.Value | None]:
+        kinds = [schema.inputs[min(index, len(schema.inputs) - 1)].type_str for index in range(len(inputs))]
+        bound = {kind: item._ir.dtype for kind, item in zip(kinds, inputs, strict=True) if isinstance(item, Value)}
+        for kind, item in zip(kinds, inputs, strict=True):
             if isinstance(item, np.ndarray):
-                bound.setdefault(formal(index).type_str, onnx_ir.DataType.from_numpy(item.dtype))
+                bound.setdefault(kind, onnx_ir.DataType.from_numpy(item.dtype))
         return [
-            None if item is None else self._value(item, bound.get(formal(index).type_str))
-            for index, item in enumerate(inputs)
+            None if item is None else self._value(item, bound.get(kind))
+            for kind, item in zip(kinds, inputs, strict=True)
         ]
 
     # --- the model
@@ -353,23 +353,22 @@ class Graph:
         model = onnx_ir.Model(
             self._graph.clone(), ir_version=self.ir_version, producer_name="ortops", producer_version=__version__
         )
-        for value in [
-            value for value in model.graph.initializers.values() if not value.uses() and not value.is_graph_output()
-        ]:
-            del model.graph.initializers[value.name]
+        for name, value in list(model.graph.initializers.items()):
+            if not value.uses() and not value.is_graph_output():
+                del model.graph.initializers[name]
         if functions:
             from ortops.functions import attach_functions
 
             attach_functions(model)
         return model
 
-    def build(self, *, functions: bool = True) -> onnx.ModelProto:
+    def build(self, *, functions: bool = True) -> ModelProto:
         """The model as a protobuf, which holds 2 GiB at most: `save` knows no such bound. See `ir` for `functions`."""
         if self._initializer_bytes() >= 2**31:
             raise OpError(
                 f"{self.name}: {self._initializer_bytes() / 2**30:.1f} GiB of constants do not fit in one protobuf; use save()"
             )
-        proto: onnx.ModelProto = onnx_ir.to_proto(self.ir(functions=functions))
+        proto: ModelProto = onnx_ir.to_proto(self.ir(functions=functions))
         return proto
 
     def save(self, path: str | os.PathLike[str], *, external_data: bool | None = None, functions: bool = True) -> None:
@@ -391,7 +390,10 @@ class Graph:
 
     def _constant(self, tensor: onnx_ir.TensorProtocol, name: str) -> Value:
         value = onnx_ir.Value(
-            name=name, type=onnx_ir.TensorType(tensor.dtype), shape=onnx_ir.Shape(tensor.shape), const_value=tensor
+            name=name,
+            type=onnx_ir.TensorType(tensor.dtype),
+            shape=onnx_ir.Shape(tensor.shape.numpy()),
+            const_value=tensor,
         )
         self._graph.initializers.add(value)
         return Value(self, value)
@@ -543,7 +545,7 @@ def _attributes(op: Op, given: Mapping[str, Any]) -> list[onnx_ir.Attr]:
     return result
 
 
-def _standard_attributes(schema: onnx.defs.OpSchema, given: Mapping[str, Any]) -> list[onnx_ir.Attr]:
+def _standard_attributes(schema: OpSchema, given: Mapping[str, Any]) -> list[onnx_ir.Attr]:
     known = schema.attributes
     for name in given:
         if name not in known:
@@ -555,7 +557,7 @@ def _standard_attributes(schema: onnx.defs.OpSchema, given: Mapping[str, Any]) -
     for name, value in given.items():
         if value is None:
             continue
-        kind = onnx_ir.AttributeType[known[name].type.name]
+        kind = onnx_ir.AttributeType(int(known[name].type))
         if kind in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
             raise OpError(f"onnx.{schema.name}: attribute {name}: graphs inside nodes cannot be built yet")
         try:
@@ -569,7 +571,7 @@ def _standard_attributes(schema: onnx.defs.OpSchema, given: Mapping[str, Any]) -
     return result
 
 
-def _output_name(schema: onnx.defs.OpSchema, index: int) -> str:
+def _output_name(schema: OpSchema, index: int) -> str:
     formal = schema.outputs[min(index, len(schema.outputs) - 1)]
-    variadic = formal.option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    variadic = formal.option == OpSchema.FormalParameterOption.Variadic
     return f"{formal.name}{index}" if variadic else formal.name

@@ -203,7 +203,10 @@ class _Source:
             return onnx_ir.load(self.path)
         if isinstance(self.model, bytes):
             return onnx_ir.from_proto(onnx.load_model_from_string(self.model))
-        return self.model.clone() if isinstance(self.model, onnx_ir.Model) else onnx_ir.from_proto(self.model)
+        if isinstance(self.model, onnx.ModelProto):
+            return onnx_ir.from_proto(self.model)
+        assert self.model is not None
+        return self.model.clone()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[str | bytes]:
@@ -246,7 +249,7 @@ def _domains(model: onnx.ModelProto) -> frozenset[str]:
 
 
 def _ir_domains(model: onnx_ir.Model) -> frozenset[str]:
-    scopes = (model.graph, *model.functions.values())
+    scopes: list[onnx_ir.Graph | onnx_ir.Function] = [model.graph, *model.functions.values()]
     return frozenset(
         {domain for scope in scopes for domain in scope.opset_imports}
         | {node.domain for node in model.graph.all_nodes()}
@@ -277,18 +280,10 @@ def _lower(source: _Source, everything: bool) -> tuple[_Source, tuple[Lowered, .
         return True
 
     model = source.ir()
-    folder = None
-    if (
-        any(isinstance(value.const_value, onnx_ir.ExternalTensor) for value in model.graph.initializers.values())
-        and source.path
-    ):
-        folder = str(Path(source.path).resolve().parent)
-        if _version() < (1, 21):  # older ones find external data beside a file only
-            if everything:
-                raise LibraryError(
-                    'lower="all" of a model with external data needs onnxruntime 1.21 or newer; use ortops.lower'
-                )
-            return source, ()
+    external = any(isinstance(value.const_value, onnx_ir.ExternalTensor) for value in model.graph.initializers.values())
+    # Before 1.21 onnxruntime finds external data beside a file only: the model then goes through one (see `opened`).
+    beside = external and source.path is not None and _version() >= (1, 21)
+    folder = str(Path(source.path or "").resolve().parent) if beside else None
     try:
         model = lower_in_place(model, choose)
     except OpError:

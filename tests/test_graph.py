@@ -88,7 +88,8 @@ def test_arithmetic_takes_numbers_and_arrays_on_either_side(g):
     x = g.input("x", "float32", [3])
     array = np.array([1, 2, 4], np.float32)
     results = {
-        "a": 1 - x, "b": array - x, "c": x / 2, "d": 2 / x, "e": x**2, "f": 2**x, "h": array @ x, "i": x @ array, "j": -x, "k": array * x + 1,
+        "a": 1 - x, "b": array - x, "c": x / 2, "d": 2 / x, "e": x**2, "f": 2**x,
+        "h": array @ x, "i": x @ array, "j": -x, "k": array * x + 1,
     }  # fmt: skip
     for name, value in results.items():
         g.output(value, name)
@@ -198,13 +199,13 @@ def test_other_domains(g):
     ("call", "message"),
     [
         (lambda g, x: ops.linear(x, np.ones((3, 3), np.float32)), r"Linear: weight: expected shape \[K N\] with K = 8, got \[3, 3\]"),
-        (lambda g, x: ops.linear(x, np.ones((8, 3))), "Linear: weight: expected type float32, as the inputs before it have, got float64|float64"),
-        (lambda g, x: ops.linear(x, np.ones((8, 3), np.float32), activation="swish"), "attribute activation: expected one of none, relu, .*, got 'swish'"),
+        (lambda g, x: ops.linear(x, np.ones((8, 3))), "Linear: weight: expected type float32.*, got float64"),
+        (lambda g, x: ops.linear(x, x, activation="swish"), "attribute activation: expected one of none, relu, .*, got 'swish'"),
         (lambda g, x: ops.linear(x, np.ones((8, 3), np.float32), alpha=1.0), "unknown attribute alpha"),
         (lambda g, x: ops.linear(x), "input weight is missing"),
-        (lambda g, x: ops.layer_norm(x, np.ones(8, np.float32), epsilon=-1.0), "attribute epsilon: expected a float at least 0, got -1.0"),
+        (lambda g, x: ops.layer_norm(x, x, epsilon=-1.0), "attribute epsilon: expected a float at least 0, got -1.0"),
         (lambda g, x: ops.layer_norm(x, np.ones(8, np.float32), outputs=["sum"]), "outputs"),
-        (lambda g, x: ops.identity(ortops.Graph("other").input("x", "float32", [1])) + x, "graph other: the value x belongs to another graph, test"),
+        (lambda g, x: ortops.Graph("other").input("z", "float32", [1]) + x, "graph other: the value x belongs to another graph, test"),
         (lambda g, x: g.onnx.Sotfmax(x), "no such operator; near: Softmax"),
         (lambda g, x: g.onnx.RMSNormalization(x, x), "expected opset 23 or newer, got opset 20"),
         (lambda g, x: g.onnx.Softmax(x, axes=1), "unknown attribute axes; it has axis"),

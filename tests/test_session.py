@@ -187,15 +187,15 @@ def test_standard_and_lowered_models_need_no_library(monkeypatch):
 
 
 def test_what_is_no_model(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none.onnx: no such file"):
+    with pytest.raises(FileNotFoundError, match=r"none.onnx: no such file"):
         ortops.InferenceSession(tmp_path / "none.onnx")
     for content in (b"", b"hello", b"\x89PNG\r\n\x1a\n" * 9):
         (tmp_path / "wrong.onnx").write_bytes(content)
-        with pytest.raises(ValueError, match="wrong.onnx: not an ONNX model"):
+        with pytest.raises(ValueError, match=r"wrong.onnx: not an ONNX model"):
             ortops.InferenceSession(tmp_path / "wrong.onnx")
         with pytest.raises(ValueError, match="not an ONNX model"):
             ortops.InferenceSession(content)
-    with pytest.raises(TypeError, match="expected a path, .* got int"):
+    with pytest.raises(TypeError, match=r"expected a path, .* got int"):
         ortops.InferenceSession(3)
     with pytest.raises(ValueError, match="lower: expected auto, all or none"):
         ortops.InferenceSession(graph(), lower="some")
