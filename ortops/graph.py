@@ -557,7 +557,7 @@ def _standard_attributes(schema: OpSchema, given: Mapping[str, Any]) -> list[onn
     for name, value in given.items():
         if value is None:
             continue
-        kind = onnx_ir.AttributeType(int(known[name].type))
+        kind = onnx_ir.AttributeType[str(known[name].type).rpartition(".")[2]]
         if kind in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
             raise OpError(f"onnx.{schema.name}: attribute {name}: graphs inside nodes cannot be built yet")
         try:
