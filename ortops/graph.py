@@ -274,8 +274,6 @@ class Graph:
         types = [None if value is None else type_name(value.dtype) for value in values]
         shapes = [None if value is None else axes(value.shape) for value in values]
         inferred = infer_op(op, types, shapes, attributes)
-        while values and values[-1] is None:
-            values.pop()
         last = max(index for index, formal in enumerate(op.outputs) if formal.name in chosen)
         names = [formal.name if formal.name in chosen else "" for formal in op.outputs[: last + 1]]
         node = self._append(schemas.DOMAIN, op.name, op.__name__, values, _attributes(op, attributes), names)
@@ -427,6 +425,9 @@ class Graph:
         outputs: Sequence[str],
     ) -> onnx_ir.Node:
         """Appends a node named after `label`. Its outputs are named after the node; "" in `outputs` is an output that is not wanted."""
+        inputs = list(inputs)
+        while inputs and inputs[-1] is None:  # ONNX Runtime crashes on some nodes that name an absent last input
+            inputs.pop()
         name = self._node_name(self._scope + label)
         wanted = [output for output in outputs if output]
         values = [onnx_ir.Value(name="") if not output else onnx_ir.Value() for output in outputs]

@@ -74,6 +74,13 @@ def test_optional_inputs_and_outputs(g):
     assert (len(second.inputs), len(second.outputs)) == (2, 1)
 
 
+def test_absent_last_inputs_are_not_written(g):
+    x = g.input("x", "float32", [2, 4])
+    y = g.onnx.LayerNormalization(x, np.ones(4, np.float32), None)
+    g.output(g.op("Mystery", g.onnx.Clip(y, None, None), None, domain="com.example"), "y")
+    assert [len(node.input) for node in g.build().graph.node] == [2, 1, 1]
+
+
 def test_attributes_that_are_defaults_are_left_out(g):
     x = g.input("x", "float32", [2, 3, 4])
     mask = g.input("mask", "bool", [2, 3])
