@@ -1,6 +1,7 @@
 // LayerNorm and RMSNorm on the CPU: the formula of cuda.cu, the row in a buffer that stays in the first-level cache.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "gen/norm.h"
 
@@ -9,7 +10,8 @@ namespace {
 
 constexpr int64_t kTile = 4096;    // floats of a row that are converted and held at a time
 constexpr int64_t kGrain = 16384;  // elements worth a thread's while
-constexpr int kLanes = 16;  // running sums: the compiler makes vectors of them, and their error is that much smaller
+constexpr int kLanes = 16;
+constexpr int64_t kRun = 256;
 
 template <class T>
 struct Tensors {
@@ -34,26 +36,21 @@ const float* gather(const T* x, const T* residual, int64_t count, float* buffer)
   return buffer;
 }
 
-// The sums of v - mean and of its square.
-void add_moments(const float* v, int64_t count, float mean, double& first, double& second) {
-  float sums[kLanes] = {}, squares[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float d = v[i + lane] - mean;
-      sums[lane] += d;
-      squares[lane] += d * d;
+// The sum of f(v), in lanes of which the compiler makes vectors; what runs of them come to is added up as doubles.
+template <class Lane, class F>
+double sum_of(const float* v, int64_t count, F f) {
+  double total = 0;
+  for (int64_t begin = 0; begin < count; begin += kRun) {
+    const int64_t end = std::min(count, begin + kRun);
+    Lane lanes[kLanes] = {};
+    int64_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += f(v[i + lane]);
     }
+    for (int lane = 0; i < end; ++i, ++lane) lanes[lane] += f(v[i]);
+    for (int lane = 0; lane < kLanes; ++lane) total += lanes[lane];
   }
-  for (int lane = 0; i < count; ++i, ++lane) {
-    const float d = v[i] - mean;
-    sums[lane] += d;
-    squares[lane] += d * d;
-  }
-  for (int lane = 0; lane < kLanes; ++lane) {
-    first += sums[lane];
-    second += squares[lane];
-  }
+  return total;
 }
 
 template <bool kCenter, class T>
@@ -71,21 +68,24 @@ void normalize_row(const Tensors<T>& t, int64_t row) {
     }
   };
 
-  double mean = 0, first = 0, second = 0;
-  if (kCenter) {
-    double unused = 0;
-    each_tile([&](const float* v, int64_t, int64_t count) { add_moments(v, count, 0, mean, unused); });
+  double mean = 0, squares = 0;
+  if (kCenter) {  // in double: there is no telling how far from 0 the row is
+    each_tile([&](const float* v, int64_t, int64_t count) {
+      mean += sum_of<double>(v, count, [](float value) { return value; });
+    });
     mean /= t.size;
   }
   const float center = static_cast<float>(mean);
-  each_tile([&](const float* v, int64_t, int64_t count) { add_moments(v, count, center, first, second); });
-  const double rest = kCenter ? first / t.size : 0;  // what rounding left of the mean
-  double variance = second / t.size - rest * rest;
-  if (variance < 0) variance = 0;
-  const float rstd = static_cast<float>(1 / std::sqrt(variance + t.epsilon));
-  const float shift = static_cast<float>(rest);
+  const float rest = static_cast<float>(mean - center);
+  each_tile([&](const float* v, int64_t, int64_t count) {
+    squares += sum_of<float>(v, count, [=](float value) {
+      const float d = value - center - rest;
+      return d * d;
+    });
+  });
+  const float rstd = static_cast<float>(1 / std::sqrt(squares / t.size + t.epsilon));
 
-  if (t.mean) t.mean[row] = center + shift;
+  if (t.mean) t.mean[row] = center;
   if (t.rstd) t.rstd[row] = rstd;
   each_tile([&](const float* v, int64_t begin, int64_t count) {
     if (t.sum) {
@@ -97,10 +97,10 @@ void normalize_row(const Tensors<T>& t, int64_t row) {
     if (t.bias) {
       const T* bias = t.bias + begin;
       for (int64_t i = 0; i < count; ++i) {
-        y[i] = from_float<T>((v[i] - center - shift) * rstd * to_float(scale[i]) + to_float(bias[i]));
+        y[i] = from_float<T>((v[i] - center - rest) * rstd * to_float(scale[i]) + to_float(bias[i]));
       }
     } else {
-      for (int64_t i = 0; i < count; ++i) y[i] = from_float<T>((v[i] - center - shift) * rstd * to_float(scale[i]));
+      for (int64_t i = 0; i < count; ++i) y[i] = from_float<T>((v[i] - center - rest) * rstd * to_float(scale[i]));
     }
   });
 }

@@ -19,8 +19,9 @@
 namespace ortops {
 namespace {
 
-constexpr int kSteps = 4;          // loads of 16 bytes a thread has in flight
-constexpr int kWarpThreads = 128;  // of a block with a row a warp
+constexpr float kNoise = 0x1p-46f;  // the square of float's epsilon
+constexpr int kSteps = 4;           // loads of 16 bytes a thread has in flight
+constexpr int kWarpThreads = 128;   // of a block with a row a warp
 
 template <class T>
 struct Tensors {
@@ -146,6 +147,7 @@ __global__ void __launch_bounds__(kWarpARow ? kWarpThreads : Row::kMaxThreads) n
     moment = reduce(moment, moments);
     rest = moment.first / size;
     variance = Max()(moment.second / size - rest * rest, 0.0f);
+    if (rest * rest < kNoise * variance) rest = 0;
   } else {
     variance = reduce(moment.second, sums) / size;
   }
