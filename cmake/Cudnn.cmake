@@ -20,7 +20,7 @@ function(ortops_fetch_wheel_headers requirement folder destination)
   if(NOT code EQUAL 0)
     message(FATAL_ERROR
       "${requirement} could not be fetched:\n${reason}\n"
-      "Give ORTOPS_CUDNN_INCLUDE_DIR and ORTOPS_CUDNN_FRONTEND_INCLUDE_DIR, or build without CUDA: ORTOPS_CUDA=off.")
+      "Give ORTOPS_CUDNN_INCLUDE_DIR, ORTOPS_CUDNN_FRONTEND_INCLUDE_DIR and ORTOPS_CUTLASS_INCLUDE_DIR, or build without CUDA: ORTOPS_CUDA=off.")
   endif()
   string(REGEX REPLACE "==.*" "" name ${requirement})
   string(REPLACE "-" "_" name ${name})

@@ -97,7 +97,9 @@ Rest multiply(const LinearArgs<T>& a, Context& context) {
 template <class T>
 void linear_cuda(const LinearArgs<T>& a, Context& context) {
 #ifdef ORTOPS_SM90
-  if (linear::sm90_takes(a)) return linear::sm90(a, context);
+  if constexpr (sizeof(T) == 2) {
+    if (linear::sm90_takes(a)) return linear::sm90(a, context);
+  }
 #endif
   const Rest rest = multiply(a, context);
   if (rest.activation == LinearAttributes::Activation::none && !rest.residual) return;

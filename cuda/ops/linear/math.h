@@ -43,8 +43,24 @@ ORTOPS_HOST_DEVICE float reciprocal(float x) {
 ORTOPS_HOST_DEVICE float magnitude(float x) {
   return detail::bit_cast<float>(detail::bit_cast<uint32_t>(x) & 0x7fffffffu);
 }
-ORTOPS_HOST_DEVICE float at_least(float x, float low) { return x < low ? low : x; }
-ORTOPS_HOST_DEVICE float at_most(float x, float high) { return x > high ? high : x; }
+ORTOPS_HOST_DEVICE float at_least(float x, float low) {
+#ifdef __CUDA_ARCH__
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(low));
+  return x;
+#else
+  return x < low ? low : x;
+#endif
+}
+
+ORTOPS_HOST_DEVICE float at_most(float x, float high) {
+#ifdef __CUDA_ARCH__
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(high));
+  return x;
+#else
+  return x > high ? high : x;
+#endif
+}
+
 ORTOPS_HOST_DEVICE float clamp(float x, float bound) { return at_most(at_least(x, -bound), bound); }
 
 constexpr float kLog2e = 1.44269504f;
