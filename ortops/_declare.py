@@ -548,12 +548,15 @@ class Testing:
         sizes: Changes the sizes that the tests have chosen to ones that go together.
         bar: Allowed error, by type, in steps of that type's epsilon; 1 for 16-bit types and 8 for wider ones unless given.
             Each one is to say why.
+        terms: Called like the operator (in float64, of the attributes only those that are not their default): the size of
+            the terms that results are summed from. Where they cancel, errors are relative to it.
     """
 
     cases: tuple[Case, ...] = ()
     samples: Mapping[str, Sampler] = field(default_factory=dict)
     sizes: Callable[[dict[str, int]], dict[str, int]] = dict
     bar: Mapping[str, float] = field(default_factory=dict)
+    terms: Callable[..., Any] | None = None
 
 
 @dataclass(eq=False)

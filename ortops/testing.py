@@ -49,6 +49,13 @@ class Sample:
         )
         return [np.asarray(by_name[name]) for name in self.outputs]
 
+    def terms(self) -> np.ndarray | float:
+        """The size of what each element is summed from, where the operator tells (Testing.terms)."""
+        if self.op.testing.terms is None:
+            return 0.0
+        wide = [None if a is None else a.astype(np.float64) for a in self.inputs]
+        return np.asarray(self.op.testing.terms(*wide, **self.attributes))
+
     def __str__(self) -> str:
         shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in self.inputs)
         return f"{self.op.name} {self.name}: {shapes} {dict(self.attributes)}"
@@ -341,13 +348,13 @@ LARGEST = {
 }
 
 
-def tolerances(op: Op, type_: str, reference: np.ndarray) -> np.ndarray:
+def tolerances(op: Op, type_: str, reference: np.ndarray, terms: np.ndarray | float = 0.0) -> np.ndarray:
     """The error allowed to each element: steps of the type's epsilon, relative to the value, or to the root mean square of its
-    row, where terms of that size cancel."""
+    row or to `terms`, where terms of that size cancel."""
     steps = op.testing.bar.get(type_, 1.0 if type_ in ("float16", "bfloat16") else 8.0)
     finite = np.where(np.isfinite(reference), reference, 0.0)
     row = np.sqrt(np.square(finite).mean(axis=-1, keepdims=True)) if finite.ndim and finite.size else np.abs(finite)
-    return np.asarray(steps * (EPSILON[type_] * np.maximum(np.abs(finite), row) + SMALLEST[type_]))
+    return np.asarray(steps * (EPSILON[type_] * np.maximum(np.maximum(np.abs(finite), row), terms) + SMALLEST[type_]))
 
 
 def compare(sample: Sample, results: Sequence[np.ndarray], scale: float = 1.0) -> float:
@@ -365,7 +372,7 @@ def compare(sample: Sample, results: Sequence[np.ndarray], scale: float = 1.0) -
                 f"{where}: {wrong.sum()} of {wrong.size} differ, the first at {np.argwhere(wrong)[0]}"
             )
             continue
-        allowed = scale * tolerances(sample.op, type_, expected)
+        allowed = scale * tolerances(sample.op, type_, expected, sample.terms())
         with np.errstate(all="ignore"):
             rounded = expected.astype(element_type(type_)).astype(np.float64)
             error = np.abs(got.astype(np.float64) - expected)

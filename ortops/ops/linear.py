@@ -2,29 +2,69 @@
 
 from __future__ import annotations
 
-from math import erf as scalar_erf
+from collections.abc import Iterator
+from math import erfc as scalar_erfc
 from math import pi, sqrt
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ortops._declare import FLOATS, op
+from ortops._declare import FLOATS, Case, Testing, op
+from ortops._standard import onnx
 
-erf = np.vectorize(scalar_erf, otypes=[np.float64])
+if TYPE_CHECKING:
+    from ortops.graph import Value
 
+erfc = np.vectorize(scalar_erfc, otypes=[np.float64])
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.exp(-np.logaddexp(0, -x)))
+
+
+# In forms that do not cancel for negative x.
 ACTIVATIONS = {
     "none": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: 0.5 * x * (1 + erf(x / sqrt(2))),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))),
+    "gelu": lambda x: 0.5 * x * erfc(x / -sqrt(2)),
+    "gelu_tanh": lambda x: x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x**3)),
     "silu": lambda x: x * sigmoid(x),
-    "sigmoid": lambda x: sigmoid(x),
+    "sigmoid": sigmoid,
     "tanh": np.tanh,
 }
 
 
-def sigmoid(x):
-    return 0.5 * (1 + np.tanh(0.5 * x))
+def _terms(
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    residual: np.ndarray | None,
+    weight_layout: str = "in_out",
+    **_: Any,
+) -> np.ndarray:
+    """The root of the sum of squares of all terms."""
+    squares = x**2 @ (weight if weight_layout == "in_out" else weight.T) ** 2
+    return np.asarray(np.sqrt(sum(term**2 for term in (bias, residual) if term is not None) + squares))
+
+
+def _cases() -> Iterator[Case]:
+    """Activations alone, from the middle to where they are flat, as a column and as a row; products of nothing (K = 0)."""
+    for activation in ACTIVATIONS:
+        column, row = np.linspace(-4, 4, 129), np.linspace(-30, 30, 129)
+        given = {"activation": activation}
+        yield Case(lambda _, v=column: {"x": v[:, None], "weight": np.ones((1, 1))}, given, f"{activation}, one column")
+        yield Case(lambda _, v=row: {"x": np.ones((1, 1)), "weight": v[None, :]}, given, f"{activation}, one row")
+    rest = {"bias": np.linspace(-2, 2, 5), "residual": np.linspace(-1, 1, 30).reshape(2, 3, 5)}
+    for activation, names in (
+        ("none", ()),
+        ("none", ("residual",)),
+        ("relu", ("bias",)),
+        ("gelu", ("bias", "residual")),
+    ):
+        for weight_layout, shape in (("in_out", (0, 5)), ("out_in", (5, 0))):
+            inputs = {"x": np.zeros((2, 3, 0)), "weight": np.zeros(shape), **{name: rest[name] for name in names}}
+            given = {"activation": activation, "weight_layout": weight_layout}
+            yield Case(lambda _, inputs=inputs: inputs, given, f"K = 0, {activation}, {weight_layout}")
 
 
 @op(
@@ -35,6 +75,13 @@ def sigmoid(x):
     name="Linear",
     layout="weight_layout",
     T=FLOATS,
+    testing=Testing(
+        cases=tuple(_cases()),
+        samples={"weight": lambda rng, shape, sizes: rng.standard_normal(shape) / sqrt(max(sizes["K"], 1))},
+        terms=_terms,
+        # 16 bits: on CUDA what an activation reads has been rounded already (cuda/ops/linear/cuda.cu says how much it costs).
+        bar={"float16": 2, "bfloat16": 2},
+    ),
 )
 def linear(
     x,
@@ -52,4 +99,32 @@ def linear(
     """
     y = x @ (weight if weight_layout == "in_out" else weight.T)
     y = ACTIVATIONS[activation](y if bias is None else y + bias)
+    return y if residual is None else y + residual
+
+
+@linear.decomposition
+def _(
+    x: Value, weight: Value, bias: Value | None, residual: Value | None, *, activation: str, weight_layout: str
+) -> Value:
+    # ONNX Runtime folds the transposition of a constant weight, and fuses Add with the product (Gemm) or with GELU (BiasGelu).
+    y = x @ (weight if weight_layout == "in_out" else onnx.Transpose(weight, perm=[1, 0]))
+    if bias is not None:
+        y = y + bias
+    match activation:
+        case "relu":
+            y = onnx.Relu(y)
+        case "gelu" if y.graph.opset < 20:
+            y = 0.5 * y * (1.0 + onnx.Erf(y / sqrt(2)))
+        case "gelu":
+            y = onnx.Gelu(y)
+        case "gelu_tanh" if y.graph.opset < 20:
+            y = 0.5 * y * (1.0 + onnx.Tanh(sqrt(2 / pi) * (y + 0.044715 * y * y * y)))
+        case "gelu_tanh":
+            y = onnx.Gelu(y, approximate="tanh")
+        case "silu":
+            y = y * onnx.Sigmoid(y)
+        case "sigmoid":
+            y = onnx.Sigmoid(y)
+        case "tanh":
+            y = onnx.Tanh(y)
     return y if residual is None else y + residual
