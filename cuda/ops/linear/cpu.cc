@@ -104,16 +104,16 @@ void linear_cpu(const LinearArgs<T>& a, Context& context) {
     float* product = x + block_m * a.K;
     for (int64_t column = 0; column < a.N; column += block_n) {
       const int64_t n = std::min(block_n, a.N - column);
-      if (out_in) {
+      if (a.K == 0) {
+        std::fill_n(product, block_m * n, 0.0f);
+      } else if (out_in) {
         widen_block(a.weight + column * a.K, n, a.K, a.K, w, context);
       } else {
         widen_block(a.weight + column, a.K, n, a.N, w, context);
       }
       for (int64_t row = 0; row < m; row += block_m) {
         const int64_t rows = std::min(block_m, m - row);
-        if (a.K == 0) {
-          std::fill_n(product, rows * n, 0.0f);
-        } else {
+        if (a.K > 0) {
           widen_block(a.x + row * a.K, rows, a.K, a.K, x, context);
           context.gemm({rows, n, a.K, x, w, out_in, nullptr, product});
         }
