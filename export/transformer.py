@@ -115,8 +115,7 @@ def _embeddings(g: Graph, weights: Weights, config: BertConfig, ids: Value, type
     if types is None:  # all of type 0: a constant, which the positions take in
         positions = (positions.astype(np.float32) + segments[0].astype(np.float32)).astype(positions.dtype)
     length = g.onnx.Shape(ids, start=1, end=2)
-    rows = g.onnx.Slice(g.constant(positions, "embeddings.positions"), [0], length, [0])
-    x = g.onnx.Expand(rows, g.onnx.Concat(g.onnx.Shape(ids), [config.width], axis=0))
+    x = g.onnx.Slice(g.constant(positions, "embeddings.positions"), [0], length, [0])  # [length, width]
     if types is not None:
         x = ops.embedding(types, g.constant(segments, "embeddings.segments"), x)
     x = ops.embedding(ids, words, x)
