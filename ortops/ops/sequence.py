@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ortops._declare import FLOATS, Testing, op
+from ortops._declare import ELEMENT_TYPES, FLOATS, Case, Testing, op
+from ortops._standard import onnx
+
+if TYPE_CHECKING:
+    from ortops.graph import Value
+
+#: What a mask keeps, of indices [1, S] and one random number a sequence [B, 1].
+MASKS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "all": lambda index, drawn: index >= 0 * drawn,
+    "none": lambda index, drawn: index < 0 * drawn,
+    "a beginning": lambda index, drawn: index < drawn * (index.size + 1),
+    "an end": lambda index, drawn: index >= drawn * index.size,
+    "a few": lambda index, drawn: index % (2 + np.floor(5 * drawn)) == 1,
+}
+
+
+def masked(kept: str, size: tuple[int, int, int], integers: bool, **attributes: Any) -> Case:
+    def inputs(rng: np.random.Generator) -> dict[str, np.ndarray]:
+        mask = MASKS[kept](np.arange(size[1])[None], rng.random((size[0], 1)))
+        return {"x": rng.standard_normal(size), "mask": mask * 3 if integers else mask}
+
+    return Case(inputs, attributes, f"mask of {'integers' if integers else 'booleans'} that keeps {kept}, {size}")
+
+
+def special(value: float, kept: bool, mode: str) -> Case:
+    x = np.arange(24.0).reshape(2, 4, 3)
+    x[1, 2, 1] = value
+    mask = np.array([[1, 1, 0, 1], [0, 0, int(kept), 1]])
+    return Case(lambda rng: {"x": x, "mask": mask}, {"mode": mode}, f"{value} that is {'' if kept else 'not '}kept")
+
+
+SIZES = ((3, 5, 8), (2, 1, 7), (4, 128, 384), (2, 700, 1), (2, 33, 4104), (1, 9, 5000), (2, 0, 8))
+CASES = (
+    *(
+        masked(kept, size, integers, mode=mode, normalize=normalize)
+        for turn, (size, integers) in enumerate((size, integers) for size in SIZES for integers in (False, True))
+        for step, mode in enumerate(("mean", "max", "first"))
+        for kept, normalize in ((list(MASKS)[(turn + step) % 5], False), (list(MASKS)[(turn + step + 2) % 5], True))
+    ),
+    *(
+        special(value, kept, m)
+        for value in (np.nan, -np.inf)
+        for kept in (True, False)
+        for m in ("mean", "max", "first")
+    ),
+)
 
 
 @op(
@@ -14,9 +60,11 @@ from ortops._declare import FLOATS, Testing, op
     name="SequencePool",
     T=FLOATS,
     M=("bool", "int64", "int32"),
-    testing=Testing(samples={"mask": lambda rng, shape, sizes: rng.integers(0, 2, shape)}),
+    testing=Testing(cases=CASES, samples={"mask": lambda rng, shape, sizes: rng.integers(0, 2, shape)}),
 )
-def sequence_pool(x, mask, *, mode: Literal["mean", "max", "first"] = "mean", normalize: bool = False):
+def sequence_pool(
+    x: np.ndarray, mask: np.ndarray, *, mode: Literal["mean", "max", "first"] = "mean", normalize: bool = False
+) -> np.ndarray:
     """Reduces each sequence to one vector: the mean, the maximum or the first of the vectors that its mask keeps (is not 0).
 
     `normalize` then divides the vector by its Euclidean length (at least 1e-12, as torch.nn.functional.normalize has it). A
@@ -34,3 +82,22 @@ def sequence_pool(x, mask, *, mode: Literal["mean", "max", "first"] = "mean", no
     if normalize:
         y = y / np.maximum(np.sqrt(np.square(y).sum(axis=-1, keepdims=True)), 1e-12)
     return y
+
+
+@sequence_pool.decomposition
+def _(x: Value, mask: Value, *, mode: str, normalize: bool) -> Value:
+    float32 = ELEMENT_TYPES["float32"]
+    keep = onnx.Cast(onnx.Unsqueeze(mask, [-1]), to=ELEMENT_TYPES["bool"])
+    wide = onnx.Cast(x, to=float32)
+    if mode == "first":  # it alone has one kept vector up to itself
+        number = onnx.CumSum(onnx.Cast(keep, to=float32), 1)
+        keep = onnx.And(keep, onnx.Equal(number, 1.0))
+    count = onnx.ReduceSum(onnx.Cast(keep, to=float32), [1], keepdims=0)
+    if mode == "max":
+        y = onnx.ReduceMax(onnx.Where(keep, wide, -np.inf), [1], keepdims=0)
+        y = onnx.Where(onnx.Greater(count, 0.0), y, 0.0)
+    else:
+        y = onnx.ReduceSum(onnx.Where(keep, wide, 0.0), [1], keepdims=0) / onnx.Max(count, 1.0)
+    if normalize:
+        y = y / onnx.Max(onnx.ReduceL2(y, [-1], keepdims=1), 1e-12)
+    return onnx.CastLike(y, x)

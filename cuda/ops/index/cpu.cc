@@ -1,0 +1,43 @@
+// Embedding on the CPU: a copy of a row for each index, with the residual added on the way.
+#include <algorithm>
+#include <cstring>
+
+#include "device/index.h"
+#include "gen/index.h"
+
+namespace ortops {
+namespace {
+
+constexpr int64_t kGrain = 16384;  // elements worth a thread's while
+
+}  // namespace
+
+template <class I, class T>
+void embedding_cpu(const EmbeddingArgs<I, T>& a, Context& context) {
+  const int64_t width = a.D;
+  Walk residual_row;
+  for (int axis = 0; axis < a.S.rank; ++axis) residual_row.append(a.S[axis], a.residual_strides[axis]);
+  const int64_t residual_step = a.residual ? a.residual_strides[a.S.rank] : 0;
+  const auto look_up = [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t index = a.indices[row];
+      if (index < -a.V || index >= a.V) throw_index_error("indices", index, a.V);
+      const T* from = a.table + (index < 0 ? index + a.V : index) * width;
+      T* y = a.y + row * width;
+      if (!a.residual) {
+        std::memcpy(y, from, width * sizeof(T));
+        continue;
+      }
+      const T* residual = a.residual + residual_row(row);
+      if (residual_step == 1) {
+        for (int64_t d = 0; d < width; ++d) y[d] = from_float<T>(to_float(from[d]) + to_float(residual[d]));
+      } else {
+        const float same = to_float(*residual);
+        for (int64_t d = 0; d < width; ++d) y[d] = from_float<T>(to_float(from[d]) + same);
+      }
+    }
+  };
+  context.parallel_for(a.S.size(), std::max<int64_t>(1, kGrain / width), look_up);
+}
+
+}  // namespace ortops
