@@ -51,6 +51,7 @@ class Runner:
         """f of PyTorch, captured; through torch.compile first where asked."""
         torch = self.torch
         if compiled:
+            torch._dynamo.reset()
             f = torch.compile(f, dynamic=False, fullgraph=True, mode="max-autotune-no-cudagraphs")
         with torch.cuda.stream(self.stream), torch.no_grad():
             for _ in range(3):
