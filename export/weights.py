@@ -64,7 +64,13 @@ class SafetensorsWeights:
     """
 
     def __init__(
-        self, folder: Path, dtype: str, *, prefixes: tuple[str, ...] = (), ignored: str = "(?!)", progress: Progress | None = None
+        self,
+        folder: Path,
+        dtype: str,
+        *,
+        prefixes: tuple[str, ...] = (),
+        ignored: str = "(?!)",
+        progress: Progress | None = None,
     ) -> None:
         self.folder, self.dtype, self.ignored = folder, np.dtype(dtype), re.compile(ignored)
         self._progress = progress or (lambda what, done, total: None)
@@ -91,7 +97,9 @@ class SafetensorsWeights:
             self._wrong.append(f"misshapen: {name}: expected {list(shape)}, got {about['shape']}")
             return np.zeros(shape, self.dtype)
         if about["dtype"] not in ELEMENT_TYPES:
-            self._wrong.append(f"of another type: {name}: expected one of {', '.join(ELEMENT_TYPES)}, got {about['dtype']}")
+            self._wrong.append(
+                f"of another type: {name}: expected one of {', '.join(ELEMENT_TYPES)}, got {about['dtype']}"
+            )
             return np.zeros(shape, self.dtype)
         begin, end = about["data_offsets"]
         raw = np.memmap(path, np.uint8, "r", about["start"] + begin, (end - begin,))
@@ -103,7 +111,11 @@ class SafetensorsWeights:
         return array
 
     def check(self) -> None:
-        extra = [f"extra: {name} {self._where[name][1]['shape']}" for name in sorted(self._unused) if not self.ignored.fullmatch(name)]
+        extra = [
+            f"extra: {name} {self._where[name][1]['shape']}"
+            for name in sorted(self._unused)
+            if not self.ignored.fullmatch(name)
+        ]
         if self._wrong or extra:
             wrong = "".join(f"\n  {line}" for line in (*self._wrong, *extra))
             raise WeightError(f"{self.folder}: the weights do not fit the configuration:{wrong}")

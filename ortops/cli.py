@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from ortops.doctor import Report
 
 __all__ = ["app", "main", "placement_table"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Fast operators for ONNX Runtime.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Fast operators for ONNX Runtime."
+)
 export_app = typer.Typer(no_args_is_help=True, help="Write a model from its published weights.")
 app.add_typer(export_app, name="export")
 
@@ -62,7 +64,9 @@ def export_bert(
     dtype: Annotated[Dtype, typer.Option(help="What the model computes in.")] = "float32",
     tokenizer: Annotated[bool, typer.Option(help="Text in, or the ids of tokens.")] = True,
     token_types: Annotated[bool, typer.Option(help="An input for token types (without the tokenizer).")] = False,
-    max_length: Annotated[int | None, typer.Option(min=3, help="Pieces that a text may become; by default what the folder says.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=3, help="Pieces that a text may become; by default what the folder says.")
+    ] = None,
 ) -> None:
     """A sentence encoder: text in, embeddings out."""
     from rich.progress import Progress
@@ -71,7 +75,7 @@ def export_bert(
 
     if not weights.is_dir():
         raise UserError(f"{weights}: no such folder")
-    with Progress(console=errors, transient=True) as bar:
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("Reading", total=None)
 
         def progress(what: str, done: int, total: int) -> None:
@@ -89,8 +93,12 @@ def export_bert(
 @app.command()
 def run(
     model: Annotated[Path, typer.Argument(help="An ONNX file.")],
-    text: Annotated[list[str] | None, typer.Option(help="A text for the input of strings; once for each of the batch.")] = None,
-    inputs: Annotated[list[str] | None, typer.Option("--input", metavar="NAME=FILE.npy", help="An array for an input.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text for the input of strings; once for each of the batch.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", metavar="NAME=FILE.npy", help="An array for an input.")
+    ] = None,
     provider: Annotated[Device | None, typer.Option(help="By default CUDA where it works.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the outputs to this .npz file.")] = None,
 ) -> None:
@@ -154,7 +162,7 @@ def lower(
 
 def placement_table(report: Report, *, nodes: bool = False) -> Table:
     """A report as a table: a line an operator, provider and reason; or a line a node."""
-    table = Table("node" if nodes else "nodes", "operator", "provider", "reason")
+    table = Table("node" if nodes else "nodes", Column("operator", no_wrap=True), "provider", "reason")
     if nodes:
         for placement in report.placements:
             table.add_row(placement.node, placement.op, _short(placement.provider), placement.reason)
@@ -169,7 +177,9 @@ def _short(provider: str) -> str:
 
 
 def _providers(device: Device | None) -> list[str] | None:
-    return {None: None, "cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}[device]
+    return {None: None, "cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}[
+        device
+    ]
 
 
 def _feeds(expected: list[tuple[str, str]], texts: list[str], files: list[str]) -> dict[str, Any]:
@@ -180,7 +190,9 @@ def _feeds(expected: list[tuple[str, str]], texts: list[str], files: list[str]) 
     if texts:
         strings = [name for name, type_ in expected if type_ == "tensor(string)"]
         if len(strings) != 1:
-            raise UserError(f"--text: expected a model with one input of strings, got {len(strings)}: {_inputs(expected)}")
+            raise UserError(
+                f"--text: expected a model with one input of strings, got {len(strings)}: {_inputs(expected)}"
+            )
         for number, text in enumerate(texts, 1):
             try:
                 text.encode("utf-8")  # bytes of the command line that are none come as lone surrogates
@@ -199,7 +211,9 @@ def _feeds(expected: list[tuple[str, str]], texts: list[str], files: list[str]) 
             raise UserError(f"{path}: not a .npy file of numbers: {error}") from None
     missing = [name for name, _ in expected if name not in feeds]
     if missing:
-        raise UserError(f"no value for {', '.join(missing)}: the model takes {_inputs(expected)}; give --text or --input")
+        raise UserError(
+            f"no value for {', '.join(missing)}: the model takes {_inputs(expected)}; give --text or --input"
+        )
     return feeds
 
 

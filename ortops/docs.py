@@ -1,7 +1,7 @@
 """What people read and the declarations say: `python -m ortops.docs` writes it anew, in a checkout.
 
-    README.md                 the table of operators, between its markers
-    ortops/ops/__init__.pyi   the operators as typed functions, for editors and type checkers
+README.md                 the table of operators, between its markers
+ortops/ops/__init__.pyi   the operators as typed functions, for editors and type checkers
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def table() -> str:
     lines = ["| operator | what it does | inputs | outputs | attributes |", "|---|---|---|---|---|"]
     for op in ops():
         inputs, outputs, attributes, _ = (
-            "<br>".join(f"`{line}`" for line in column.split("\n") if line).replace("|", r"\|") for column in columns(op)
+            "<br>".join(f"`{line}`" for line in column.split("\n") if line).replace("|", r"\|")
+            for column in columns(op)
         )
         lines.append(f"| **{op.name}**<br>`ops.{op.__name__}` | {op.summary} | {inputs} | {outputs} | {attributes} |")
     same: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
@@ -105,7 +106,9 @@ def stubs() -> str:
         if not op.inputs[-1].variadic:
             lines.append("    *,")
         for attribute in op.attributes:
-            lines.append(f"    {attribute.name}: {_annotation(attribute)}{'' if attribute.required else f' = {_default(attribute, quoted=True)}'},")
+            lines.append(
+                f"    {attribute.name}: {_annotation(attribute)}{'' if attribute.required else f' = {_default(attribute, quoted=True)}'},"
+            )
         lines += ["    outputs: Sequence[str] | None = None,", ") -> Any:"]
         lines.append(textwrap.indent(f'"""{op.doc}{_closing(op.doc)}"""', "    ", lambda line: bool(line.strip())))
     return "\n".join(lines) + "\n"
@@ -143,7 +146,11 @@ def _default(of: Attribute, quoted: bool = False) -> str:
 
 def _annotation(of: Attribute) -> str:
     kinds = {"int": "int", "float": "float", "bool": "bool", "ints": "Sequence[int]", "floats": "Sequence[float]"}
-    name = f"Literal[{', '.join(f'{choice!r}' for choice in of.choices)}]".replace("'", '"') if of.choices else kinds[of.kind]
+    name = (
+        f"Literal[{', '.join(f'{choice!r}' for choice in of.choices)}]".replace("'", '"')
+        if of.choices
+        else kinds[of.kind]
+    )
     return f"{name} | None" if of.nullable else name
 
 

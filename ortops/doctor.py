@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import onnx
 import onnxruntime
 
+from ortops._declare import find
 from ortops._library import LibraryError, build_info, library_path
 from ortops.session import InferenceSession, working_cuda
 
@@ -92,7 +93,7 @@ def examine(model: str | os.PathLike[str] | onnx.ModelProto, providers: Sequence
 
     Raises:
         ValueError, FileNotFoundError, LibraryError: As InferenceSession, and if onnxruntime is too old to tell placements on
-            more than one provider (before 1.24 or so it has no get_provider_graph_assignment_info).
+            more than one provider (1.31 can).
     """
     try:
         session = InferenceSession(model, recording(), providers)
@@ -117,7 +118,7 @@ def explain(session: onnxruntime.InferenceSession, model: str | os.PathLike[str]
             reason = f"part of {lowered[origin].op}: {'the library is absent' if problem else lowered[origin].reason}"
         else:
             reason = _reason(graph, provider, providers, domain, op_type, name)
-        placements.append(Placement(name, f"{domain}.{op_type}" if domain not in STANDARD else op_type, provider, reason))
+        placements.append(Placement(name, _label(domain, op_type), provider, reason))
     return Report(tuple(placements), providers, problem or _library_words(), working_cuda())
 
 
@@ -131,16 +132,24 @@ def _assigned(session: onnxruntime.InferenceSession, model: onnx.ModelProto) -> 
         for node in _nodes(model.graph):
             yield CPU, node.domain, node.op_type, node.name
     else:
-        raise LibraryError(f"onnxruntime {onnxruntime.__version__} cannot tell where it puts the nodes of a session; 1.31 can")
+        raise LibraryError(
+            f"onnxruntime {onnxruntime.__version__} cannot tell where it puts the nodes of a session; 1.31 can"
+        )
 
 
 def _reason(graph: _Graph, provider: str, providers: tuple[str, ...], domain: str, op_type: str, name: str) -> str:
     if domain == OURS:
         if provider == CPU and CUDA in providers:
-            return "no CUDA kernel in the library" if not build_info()["cuda"] else "onnxruntime placed it with its neighbours"
+            return (
+                "no CUDA kernel in the library"
+                if not build_info()["cuda"]
+                else "onnxruntime placed it with its neighbours"
+            )
         return "our kernel"
     if provider != CPU:
-        return "onnxruntime's kernel" if not op_type.startswith("Memcpy") else "copies between the processor and the GPU"
+        return (
+            "onnxruntime's kernel" if not op_type.startswith("Memcpy") else "copies between the processor and the GPU"
+        )
     if CUDA not in providers:
         return "onnxruntime-extensions' kernel" if domain == EXTENSIONS else "onnxruntime's kernel"
     if domain == EXTENSIONS:
@@ -176,6 +185,14 @@ class _Graph:
                 sizes.add(node.name)
                 size_values.update(node.output)
         return _Graph(frozenset(strings), frozenset(sizes))
+
+
+def _label(domain: str, op_type: str) -> str:
+    """The operator with its domain; a variant's name (see _declare.VARIANTS) is that of its operator."""
+    if domain in STANDARD:
+        return op_type
+    op = find(op_type) if domain == OURS else None
+    return f"{domain}.{op.name if op is not None else op_type}"
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

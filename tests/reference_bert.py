@@ -10,7 +10,15 @@ import numpy as np
 erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-def encode(tensor: Callable[[str], np.ndarray], ids: np.ndarray, mask: np.ndarray, *, layers: int, heads: int, epsilon: float = 1e-12) -> np.ndarray:
+def encode(
+    tensor: Callable[[str], np.ndarray],
+    ids: np.ndarray,
+    mask: np.ndarray,
+    *,
+    layers: int,
+    heads: int,
+    epsilon: float = 1e-12,
+) -> np.ndarray:
     """The embeddings, float64 [batch, width], of ids and mask [batch, length]; `tensor` gives each weight by its name.
 
     Each text is computed by itself and without its padding (which is at the end), so no mask is needed within.
@@ -22,7 +30,9 @@ def encode(tensor: Callable[[str], np.ndarray], ids: np.ndarray, mask: np.ndarra
             names[name] = np.asarray(tensor(name)).astype(np.float64)
         return names[name]
 
-    return np.array([_one(w, row[: int(keep.sum())], layers, heads, epsilon) for row, keep in zip(ids, mask, strict=True)])
+    return np.array(
+        [_one(w, row[: int(keep.sum())], layers, heads, epsilon) for row, keep in zip(ids, mask, strict=True)]
+    )
 
 
 def _one(w: Callable[[str], np.ndarray], ids: np.ndarray, layers: int, heads: int, epsilon: float) -> np.ndarray:
@@ -31,7 +41,9 @@ def _one(w: Callable[[str], np.ndarray], ids: np.ndarray, layers: int, heads: in
 
     def norm(name: str, x: np.ndarray) -> np.ndarray:
         centred = x - x.mean(-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * w(f"{name}.weight") + w(f"{name}.bias")
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * w(f"{name}.weight") + w(
+            f"{name}.bias"
+        )
 
     e = "embeddings"
     x = w(f"{e}.word_embeddings.weight")[ids]
@@ -45,7 +57,10 @@ def _one(w: Callable[[str], np.ndarray], ids: np.ndarray, layers: int, heads: in
             scores = q_h @ k_h.T / math.sqrt(q_h.shape[1])
             scores = np.exp(scores - scores.max(-1, keepdims=True))
             mixed.append(scores / scores.sum(-1, keepdims=True) @ v_h)
-        x = norm(f"{layer}.attention.output.LayerNorm", x + dense(f"{layer}.attention.output.dense", np.concatenate(mixed, axis=1)))
+        x = norm(
+            f"{layer}.attention.output.LayerNorm",
+            x + dense(f"{layer}.attention.output.dense", np.concatenate(mixed, axis=1)),
+        )
         inner = dense(f"{layer}.intermediate.dense", x)
         inner = inner * (1 + erf(inner / math.sqrt(2))) / 2
         x = norm(f"{layer}.output.LayerNorm", x + dense(f"{layer}.output.dense", inner))

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from ortops.export.transformer import BertConfig, random_bert
 
 import ortops
 from ortops import cli, ops
-from ortops.export.transformer import BertConfig, random_bert
 
 
 @pytest.fixture
@@ -53,7 +53,13 @@ def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(listed) == [op.name for op in ortops._declare.ops()]
     linear = listed["Linear"]
     assert [formal["name"] for formal in linear["inputs"]] == ["x", "weight", "bias", "residual"]
-    assert linear["attributes"][0] == {"name": "activation", "type": "str", "expected": linear["attributes"][0]["expected"], "required": False, "default": "none"}
+    assert linear["attributes"][0] == {
+        "name": "activation",
+        "type": "str",
+        "expected": linear["attributes"][0]["expected"],
+        "required": False,
+        "default": "none",
+    }
     assert linear["types"] == {"T": ["float32", "float16", "bfloat16"]}
     assert set(linear["layouts"]) == {"in_out", "out_in"}
     code, out, _ = call(capsys, "ops")
@@ -65,7 +71,9 @@ def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_run(capsys: pytest.CaptureFixture[str], model: Path, array: Path, tmp_path: Path) -> None:
-    code, out, err = call(capsys, "run", model, "--input", f"x={array}", "--provider", "cpu", "--output", tmp_path / "y.npz")
+    code, out, err = call(
+        capsys, "run", model, "--input", f"x={array}", "--provider", "cpu", "--output", tmp_path / "y.npz"
+    )
     assert code == 0, err
     np.testing.assert_array_equal(np.load(tmp_path / "y.npz")["y"], np.maximum(np.load(array) + 1, 0))
     code, out, _ = call(capsys, "run", model, "--input", f"x={array}")
@@ -103,8 +111,12 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_export_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert f"{tmp_path / 'no'}: no such folder" in fails(capsys, "export", "bert", "--weights", tmp_path / "no", "-o", tmp_path / "x.onnx")
-    assert "config.json: no such file" in fails(capsys, "export", "bert", "--weights", tmp_path, "-o", tmp_path / "x.onnx")
+    assert f"{tmp_path / 'no'}: no such folder" in fails(
+        capsys, "export", "bert", "--weights", tmp_path / "no", "-o", tmp_path / "x.onnx"
+    )
+    assert "config.json: no such file" in fails(
+        capsys, "export", "bert", "--weights", tmp_path, "-o", tmp_path / "x.onnx"
+    )
     code, _, err = call(capsys, "export", "bert", "--weights", tmp_path, "-o", tmp_path / "x.onnx", "--dtype", "int8")
     assert code == 2
     assert "float32" in err

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from ortops.export.text import read_wordpiece
+from ortops.export.transformer import bert_from_folder
 from safetensors import safe_open
 
 import ortops
-from ortops.export.text import read_wordpiece
-from ortops.export.transformer import bert_from_folder
 
 sys.path.insert(0, str(Path(__file__).parent))
 import reference_bert

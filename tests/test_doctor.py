@@ -14,7 +14,8 @@ from ortops import doctor, ops
 CPU = "CPUExecutionProvider"
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"), reason="this onnxruntime does not tell placements"
+    not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),
+    reason="this onnxruntime does not tell placements",
 )
 
 

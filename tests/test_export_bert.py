@@ -11,12 +11,12 @@ import ml_dtypes  # noqa: F401  (numpy then knows bfloat16 by name)
 import numpy as np
 import onnx
 import pytest
-from safetensors.numpy import save_file
-
-import ortops
 from ortops.export.text import WordPiece
 from ortops.export.transformer import BertConfig, bert_from_folder, random_bert
 from ortops.export.weights import RandomWeights, WeightError
+from safetensors.numpy import save_file
+
+import ortops
 
 sys.path.insert(0, str(Path(__file__).parent))
 import reference_bert
@@ -36,7 +36,9 @@ def batch(size: int, length: int, seed: int = 0) -> dict[str, np.ndarray]:
 def expected(feeds: dict[str, np.ndarray], dtype: str = "float32") -> np.ndarray:
     weights = RandomWeights(0, dtype)
     shapes = shapes_of(SMALL)
-    return reference_bert.encode(lambda name: weights(name, *shapes[name]), *feeds.values(), layers=SMALL.layers, heads=SMALL.heads)
+    return reference_bert.encode(
+        lambda name: weights(name, *shapes[name]), *feeds.values(), layers=SMALL.layers, heads=SMALL.heads
+    )
 
 
 def shapes_of(config: BertConfig) -> dict[str, tuple[int, ...]]:
@@ -108,7 +110,11 @@ def test_no_size_is_baked_in() -> None:
     for value in model.graph.input:
         assert [axis.dim_param for axis in value.type.tensor_type.shape.dim] == ["batch", "length"]
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    shapes = [constants[node.input[1]] for node in model.graph.node if node.op_type in ("Reshape", "Expand") and node.input[1] in constants]
+    shapes = [
+        constants[node.input[1]]
+        for node in model.graph.node
+        if node.op_type in ("Reshape", "Expand") and node.input[1] in constants
+    ]
     assert shapes
     assert all(shape[:2].tolist() == [0, 0] for shape in shapes)
 
@@ -203,8 +209,8 @@ def test_all_that_is_wrong_with_the_weights_is_listed(tmp_path: Path) -> None:
     assert text.startswith(f"{tmp_path}: the weights do not fit the configuration:")
     assert sorted(line.strip() for line in text.splitlines()[1:]) == [
         "extra: encoder.layer.2.output.dense.bias [16]",
-        "missing: encoder.layer.1.output.dense.bias [16]",
         "misshapen: encoder.layer.0.intermediate.dense.weight: expected [32, 16], got [16, 32]",
+        "missing: encoder.layer.1.output.dense.bias [16]",
         "not finite in float32: embeddings.LayerNorm.weight",
         "of another type: embeddings.LayerNorm.bias: expected one of F64, F32, F16, BF16, got I32",
     ]
@@ -243,13 +249,20 @@ def test_broken_folders(tmp_path: Path) -> None:
 
 def test_sentence_transformers_notes_are_heeded(tmp_path: Path) -> None:
     folder(tmp_path)
-    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    modules = [
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "1_Pooling").mkdir()
     pooling = tmp_path / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
     session = ortops.InferenceSession(bert_from_folder(tmp_path, tokenizer=False), providers=["CPUExecutionProvider"])
-    assert np.linalg.norm(run(session, batch(1, 5))) == pytest.approx(4, rel=0.2)  # 16 numbers of about one: not normalised
+    assert np.linalg.norm(run(session, batch(1, 5))) == pytest.approx(
+        4, rel=0.2
+    )  # 16 numbers of about one: not normalised
     pooling.write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}))
-    with pytest.raises(WeightError, match="pooling: expected one of .*, got pooling_mode_cls_token, pooling_mode_mean_tokens"):
+    with pytest.raises(
+        WeightError, match=r"pooling: expected one of .*, got pooling_mode_cls_token, pooling_mode_mean_tokens"
+    ):
         bert_from_folder(tmp_path, tokenizer=False)

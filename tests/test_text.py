@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ortops.export.text import WordPiece, read_wordpiece, tokenize
 
 import ortops
-from ortops.export.text import WordPiece, read_wordpiece, tokenize
 
 sys.path.insert(0, str(Path(__file__).parent))
 import wordpiece as reference
@@ -24,7 +24,9 @@ pytest.importorskip("onnxruntime_extensions")
 def small_vocabulary() -> tuple[str, ...]:
     """Every ASCII character, on its own and within a word, some letters of other scripts, and some longer pieces."""
     characters = string.ascii_lowercase + string.digits + "éßασжאあ가각힣中国·".replace("é", "")
-    characters += "".join(sorted({c for c in unicodedata.normalize("NFD", "가각힣") if unicodedata.category(c) != "Mn"}))
+    characters += "".join(
+        sorted({c for c in unicodedata.normalize("NFD", "가각힣") if unicodedata.category(c) != "Mn"})
+    )
     letters = sorted(set(characters) - set("中国·가각힣"))
     words = ["hello", "world", "##ing", "un", "##able", "cafe", "the", "##s"]
     return (
@@ -111,7 +113,15 @@ def test_long_texts_are_cut_and_keep_their_ends(tokenizer: tuple[ortops.Inferenc
 
 def test_random_texts(tokenizer: tuple[ortops.InferenceSession, WordPiece]) -> None:
     rng = random.Random(0)
-    ranges = [(32, 127)] * 6 + [(0xA0, 0x250), (0x300, 0x370), (0x370, 0x530), (0x2000, 0x2070), (0x4E00, 0x4E80), (0xAC00, 0xAD00), (0x1F600, 0x1F650)]
+    ranges = [(32, 127)] * 6 + [
+        (0xA0, 0x250),
+        (0x300, 0x370),
+        (0x370, 0x530),
+        (0x2000, 0x2070),
+        (0x4E00, 0x4E80),
+        (0xAC00, 0xAD00),
+        (0x1F600, 0x1F650),
+    ]
 
     def character() -> str:
         while unicodedata.category(c := chr(rng.randrange(*rng.choice(ranges)))) == "Cn":
@@ -123,7 +133,13 @@ def test_random_texts(tokenizer: tuple[ortops.InferenceSession, WordPiece]) -> N
 
 def test_every_character(tokenizer: tuple[ortops.InferenceSession, WordPiece]) -> None:
     """Each assigned character of the basic plane between two letters, and a few of the others."""
-    codes = [*range(1, 0xD800), *range(0xE000, 0x11000), *range(0x1D400, 0x1D800), *range(0x1F000, 0x1FB00), *range(0x20000, 0x20100)]
+    codes = [
+        *range(1, 0xD800),
+        *range(0xE000, 0x11000),
+        *range(0x1D400, 0x1D800),
+        *range(0x1F000, 0x1FB00),
+        *range(0x20000, 0x20100),
+    ]
     characters = [chr(code) for code in codes if unicodedata.category(chr(code)) != "Cn"]
     for begin in range(0, len(characters), 4000):
         check(tokenizer, [f"a{c}b" for c in characters[begin : begin + 4000]])
