@@ -110,9 +110,8 @@ def _(
 ) -> tuple[Value, Value, Value, Value]:
     axes = np.arange(-(scale.rank or 0), 0)
     wide, total = widened(x, residual)
-    mean = onnx.ReduceMean(wide, axes, keepdims=1, noop_with_empty_axes=1)
-    square = onnx.Pow(wide - mean, 2.0)
-    rstd = 1.0 / onnx.Sqrt(onnx.ReduceMean(square, axes, keepdims=1, noop_with_empty_axes=1) + epsilon)
+    mean = mean_over(wide, axes)
+    rstd = 1.0 / onnx.Sqrt(mean_over(onnx.Pow(wide - mean, 2.0), axes) + epsilon)
     if len(axes) == 0:
         y = onnx.CastLike((wide - mean) * rstd, x) * scale
         y = y if bias is None else y + bias
@@ -122,7 +121,7 @@ def _(
         shift = None if bias is None else onnx.Cast(bias, to=FLOAT32)
         y = onnx.LayerNormalization(wide, onnx.Cast(scale, to=FLOAT32), shift, axis=-len(axes), epsilon=epsilon)
         y = onnx.CastLike(y, x)
-    return y, total, squeezed(mean, axes), squeezed(rstd, axes)
+    return y, total, per_row(mean, x, axes), per_row(rstd, x, axes)
 
 
 @op(
@@ -152,10 +151,8 @@ def rms_norm(
 def _(x: Value, scale: Value, residual: Value | None, *, epsilon: float) -> tuple[Value, Value, Value]:
     axes = np.arange(-(scale.rank or 0), 0)
     wide, total = widened(x, residual)
-    square = onnx.ReduceMean(onnx.Pow(wide, 2.0), axes, keepdims=1, noop_with_empty_axes=1)
-    rms = onnx.Sqrt(square + epsilon)
-    y = wide / rms * onnx.Cast(scale, to=FLOAT32)
-    return onnx.CastLike(y, x), total, squeezed(1.0 / rms, axes)
+    rms = onnx.Sqrt(mean_over(onnx.Pow(wide, 2.0), axes) + epsilon)
+    return onnx.CastLike(wide / rms * onnx.Cast(scale, to=FLOAT32), x), total, per_row(1.0 / rms, x, axes)
 
 
 def widened(x: Value, residual: Value | None) -> tuple[Value, Value]:
@@ -167,5 +164,10 @@ def widened(x: Value, residual: Value | None) -> tuple[Value, Value]:
     return wide, onnx.CastLike(wide, x)
 
 
-def squeezed(statistic: Value, axes: np.ndarray) -> Value:
-    return onnx.Squeeze(statistic, axes) if len(axes) else statistic
+def mean_over(x: Value, axes: np.ndarray) -> Value:
+    return onnx.ReduceMean(x, axes, keepdims=1, noop_with_empty_axes=1)
+
+
+def per_row(statistic: Value, x: Value, axes: np.ndarray) -> Value:
+    """Takes off the axes of a row. (Not with Squeeze: reducing a tensor of no rows, ONNX Runtime leaves them as they are.)"""
+    return onnx.Reshape(statistic, onnx.Shape(x, end=-len(axes)), allowzero=1) if len(axes) else statistic
