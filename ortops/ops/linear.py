@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import erfc as scalar_erfc
 from math import pi, sqrt
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +23,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 # In forms that do not cancel for negative x.
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: 0.5 * x * erfc(x / -sqrt(2)),
@@ -47,13 +47,17 @@ def _terms(
     return np.asarray(np.sqrt(sum(term**2 for term in (bias, residual) if term is not None) + squares))
 
 
+def _given(**inputs: np.ndarray) -> Callable[[np.random.Generator], dict[str, np.ndarray]]:
+    return lambda rng: inputs
+
+
 def _cases() -> Iterator[Case]:
     """Activations alone, from the middle to where they are flat, as a column and as a row; products of nothing (K = 0)."""
     for activation in ACTIVATIONS:
         column, row = np.linspace(-4, 4, 129), np.linspace(-30, 30, 129)
-        given = {"activation": activation}
-        yield Case(lambda _, v=column: {"x": v[:, None], "weight": np.ones((1, 1))}, given, f"{activation}, one column")
-        yield Case(lambda _, v=row: {"x": np.ones((1, 1)), "weight": v[None, :]}, given, f"{activation}, one row")
+        attributes = {"activation": activation}
+        yield Case(_given(x=column[:, None], weight=np.ones((1, 1))), attributes, f"{activation}, one column")
+        yield Case(_given(x=np.ones((1, 1)), weight=row[None, :]), attributes, f"{activation}, one row")
     rest = {"bias": np.linspace(-2, 2, 5), "residual": np.linspace(-1, 1, 30).reshape(2, 3, 5)}
     for activation, names in (
         ("none", ()),
@@ -62,9 +66,9 @@ def _cases() -> Iterator[Case]:
         ("gelu", ("bias", "residual")),
     ):
         for weight_layout, shape in (("in_out", (0, 5)), ("out_in", (5, 0))):
-            inputs = {"x": np.zeros((2, 3, 0)), "weight": np.zeros(shape), **{name: rest[name] for name in names}}
-            given = {"activation": activation, "weight_layout": weight_layout}
-            yield Case(lambda _, inputs=inputs: inputs, given, f"K = 0, {activation}, {weight_layout}")
+            inputs = _given(x=np.zeros((2, 3, 0)), weight=np.zeros(shape), **{name: rest[name] for name in names})
+            attributes = {"activation": activation, "weight_layout": weight_layout}
+            yield Case(inputs, attributes, f"K = 0, {activation}, {weight_layout}")
 
 
 @op(
