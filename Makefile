@@ -87,7 +87,8 @@ gpu-test: library .venv/.torch .venv/.weights
 
 gpu-bench: library .venv/.torch .venv/.weights
 	$(call say,Measuring)
-	@$(BIN)/python -m ortops.bench $(BENCH_ARGS)
+	@$(BIN)/python benchmarks/ops.py $(BENCH_ARGS)
+	@$(BIN)/python benchmarks/minilm.py
 
 lint: .venv/.installed
 	$(call say,Checking format and types)

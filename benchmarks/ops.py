@@ -54,7 +54,7 @@ def compare(
     for name, peer in peers.items():
         candidates[name] = runner.torch_graph(peer)
     if compiled is not None:
-        candidates["torch.compile"] = runner.torch_graph(compiled, compiled=True)
+        candidates["torch.compile"] = runner.torch_graph(compiled, compiled="max-autotune-no-cudagraphs")
     bench.add(case, runner.measure(candidates), floor, f"relative error {error:.1e}")
     torch.cuda.empty_cache()
 

@@ -47,12 +47,12 @@ class Runner:
         self.stream = torch.cuda.Stream()
         self._keep: list[Any] = []
 
-    def torch_graph(self, f: Callable[[], Any], *, compiled: bool = False) -> Callable[[], None]:
-        """f of PyTorch, captured; through torch.compile first where asked."""
+    def torch_graph(self, f: Callable[[], Any], *, compiled: str = "") -> Callable[[], None]:
+        """f of PyTorch, captured; through torch.compile first if a mode of it is named."""
         torch = self.torch
         if compiled:
             torch._dynamo.reset()
-            f = torch.compile(f, dynamic=False, fullgraph=True, mode="max-autotune-no-cudagraphs")
+            f = torch.compile(f, dynamic=False, fullgraph=True, mode=compiled)
         with torch.cuda.stream(self.stream), torch.no_grad():
             for _ in range(3):
                 f()
@@ -64,9 +64,18 @@ class Runner:
         return graph.replay
 
     def session(
-        self, model: onnx.ModelProto | str, inputs: Mapping[str, Any], *, ours: bool, **options: str
+        self,
+        model: onnx.ModelProto | str,
+        inputs: Mapping[str, Any],
+        *,
+        ours: bool,
+        sizes: Mapping[str, int] | None = None,
+        **options: str,
     ) -> tuple[Callable[[], None], Sequence[Any]]:
-        """A session on the CUDA provider with a CUDA graph; its inputs are the given tensors. Also gives the output tensors."""
+        """A session on the CUDA provider with a CUDA graph, whose inputs are the given tensors; also its output tensors.
+
+        `sizes` fixes symbolic sizes, `options` are the provider's.
+        """
         import onnxruntime
 
         from ortops.session import register
@@ -74,6 +83,8 @@ class Runner:
         torch = self.torch
         session_options = onnxruntime.SessionOptions()
         session_options.log_severity_level = 3
+        for name, size in (sizes or {}).items():
+            session_options.add_free_dimension_override_by_name(name, size)
         if ours:
             register(session_options)
         provider = {"enable_cuda_graph": "1", "user_compute_stream": str(self.stream.cuda_stream), **options}

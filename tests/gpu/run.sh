@@ -52,7 +52,7 @@ do_sanitize() {
   done
   return $failed
 }
-do_bench() { python3 benchmarks/ops.py --out "$out" ${BENCH_ARGS:-}; }
+do_bench() { python3 benchmarks/ops.py --out "$out" ${BENCH_ARGS:-} && python3 benchmarks/minilm.py --out "$out"; }
 
 for name in "$@"; do step "$name" "do_$name"; done
 exit $status
