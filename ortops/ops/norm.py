@@ -108,19 +108,17 @@ def layer_norm(
 def _(
     x: Value, scale: Value, bias: Value | None, residual: Value | None, *, epsilon: float
 ) -> tuple[Value, Value, Value, Value]:
+    # As exporters write it: the sum is rounded to its type before it is normalised, which the kernel does without.
     axes = np.arange(-(scale.rank or 0), 0)
-    wide, total = widened(x, residual)
+    total = x if residual is None else x + residual
+    wide = onnx.Cast(total, to=FLOAT32)
     mean = mean_over(wide, axes)
     rstd = 1.0 / onnx.Sqrt(mean_over(onnx.Pow(wide - mean, 2.0), axes) + epsilon)
     if len(axes) == 0:
         y = onnx.CastLike((wide - mean) * rstd, x) * scale
         y = y if bias is None else y + bias
-    elif residual is None:
-        y = onnx.LayerNormalization(x, scale, bias, axis=-len(axes), epsilon=epsilon)
     else:
-        shift = None if bias is None else onnx.Cast(bias, to=FLOAT32)
-        y = onnx.LayerNormalization(wide, onnx.Cast(scale, to=FLOAT32), shift, axis=-len(axes), epsilon=epsilon)
-        y = onnx.CastLike(y, x)
+        y = onnx.LayerNormalization(total, scale, bias, axis=-len(axes), epsilon=epsilon)
     return y, total, per_row(mean, x, axes), per_row(rstd, x, axes)
 
 
@@ -150,18 +148,10 @@ def rms_norm(
 @rms_norm.decomposition
 def _(x: Value, scale: Value, residual: Value | None, *, epsilon: float) -> tuple[Value, Value, Value]:
     axes = np.arange(-(scale.rank or 0), 0)
-    wide, total = widened(x, residual)
+    total = x if residual is None else x + residual
+    wide = onnx.Cast(total, to=FLOAT32)
     rms = onnx.Sqrt(mean_over(onnx.Pow(wide, 2.0), axes) + epsilon)
     return onnx.CastLike(wide / rms * onnx.Cast(scale, to=FLOAT32), x), total, per_row(1.0 / rms, x, axes)
-
-
-def widened(x: Value, residual: Value | None) -> tuple[Value, Value]:
-    """x + residual in float32, and as the output `sum`."""
-    wide = onnx.Cast(x, to=FLOAT32)
-    if residual is None:
-        return wide, x
-    wide = wide + onnx.Cast(residual, to=FLOAT32)
-    return wide, onnx.CastLike(wide, x)
 
 
 def mean_over(x: Value, axes: np.ndarray) -> Value:
