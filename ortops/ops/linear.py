@@ -88,14 +88,14 @@ def _cases() -> Iterator[Case]:
     ),
 )
 def linear(
-    x,
-    weight,
-    bias=None,
-    residual=None,
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
     *,
     activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"] = "none",
     weight_layout: Literal["in_out", "out_in"] = "in_out",
-):
+) -> np.ndarray:
     """activation(x weight + bias) + residual: a matrix product and what comes after it, in one operator.
 
     The weight is [in, out] as ONNX's MatMul has it, or [out, in] as PyTorch's Linear. `gelu` is the exact one with the error
