@@ -284,6 +284,27 @@ def run(sample: Sample, provider: str = CPU) -> list[np.ndarray]:
     return [value.numpy() for value in session.run_with_ort_values(None, feeds)]
 
 
+def run_body(sample: Sample) -> list[np.ndarray]:
+    """The outputs asked for, by the function body, in a session that has not registered the library."""
+    import onnxruntime
+
+    from ortops.graph import Graph
+
+    graph = Graph("body")
+    values = [
+        None if a is None else graph.input(f"input{i}", str(a.dtype), [f"d{i}_{axis}" for axis in range(a.ndim)])
+        for i, a in enumerate(sample.inputs)
+    ]
+    results = sample.op(*values, outputs=sample.outputs, **sample.attributes)
+    for name, value in zip(sample.outputs, results if isinstance(results, tuple) else (results,), strict=True):
+        graph.output(value, f"result_{name}")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(graph.build().SerializeToString(), options, providers=[CPU])
+    feeds = {f"input{i}": _ort_value(np.asarray(a, order="C")) for i, a in enumerate(sample.inputs) if a is not None}
+    return [value.numpy() for value in session.run_with_ort_values(None, feeds)]
+
+
 class Bound:
     """The sample's node on CUDA with inputs and outputs in memory of our own, which lies `offset` elements off its alignment.
     Everything that is not an input is filled with 0xff before each run (NaN, or -1), so that what is not written is seen."""
