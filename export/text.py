@@ -152,11 +152,6 @@ def tokenize(graph: Graph, text: Value, wordpiece: WordPiece) -> tuple[Value, Va
             body=_one_text(wordpiece, table, other),
             num_scan_inputs=1,
         )
-        for domain, version in (
-            (EXTENSIONS, 1),
-            ("ai.onnx.ml", 4),
-        ):  # the body uses them; the model is where they are imported
-            graph._graph.opset_imports.setdefault(domain, version)
         longest = graph.onnx.ReduceMax(lengths, keepdims=0)
         mask = graph.onnx.Less(graph.onnx.Range(np.int64(0), longest, np.int64(1)), graph.onnx.Unsqueeze(lengths, [1]))
         mask = graph.onnx.Cast(graph.onnx.Slice(mask, [1], [sys.maxsize], [0]), to=7)
@@ -183,6 +178,7 @@ def _one_text(wordpiece: WordPiece, table: Mapping[str, str], other: str) -> onn
             "LabelEncoder",
             characters,
             domain="ai.onnx.ml",
+            version=4,
             keys_strings=list(table),
             values_strings=list(table.values()),
             default_string=other,

@@ -185,8 +185,8 @@ def axis(node: Expression, locals_: list[str]) -> str:
         case Name(name) | Group(name):
             return f"{{{text}, s.{name}}}"
         case Apply(function, arguments, True):
-            values = [f"s.{a.name}" if isinstance(a, Name | Group) else expression(a) for a in arguments]
-            locals_.append(f"auto run{len(locals_)} = shapes::{function}({', '.join([*values, 'a'])});")
+            given = [f"s.{a.name}" if isinstance(a, Name | Group) else expression(a) for a in arguments]
+            locals_.append(f"auto run{len(locals_)} = shapes::{function}({', '.join([*given, 'a'])});")
             return f"{{{text}, run{len(locals_) - 1}}}"
     names = sorted({name.name for name in names_in(node)})
     parameters = ", ".join(f"int64_t {name}" for name in names)

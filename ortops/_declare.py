@@ -530,7 +530,7 @@ def _attribute(name: str, annotation: Any, default: Any) -> Attribute:
 class Case:
     """Inputs that an operator is afraid of: arrays (or None) by input name, beside the attributes; see testing.py."""
 
-    inputs: Callable[[np.random.Generator], Mapping[str, Any]]
+    inputs: Callable[..., Mapping[str, Any]]  # of a numpy.random.Generator
     attributes: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
 

@@ -260,6 +260,10 @@ class Graph:
             {name: value for name, value in attributes.items() if value is not None}
         )
         node = self._append(domain, op_type, op_type, values, given, [f"output{i}" for i in range(outputs)])
+        for attribute in given:  # what a subgraph uses is imported where the model's imports are
+            if attribute.type == onnx_ir.AttributeType.GRAPH:
+                for name, imported in attribute.as_graph().opset_imports.items():
+                    self._graph.opset_imports.setdefault(name, imported)
         for index, value in enumerate(node.outputs):
             value.type = onnx_ir.TensorType(data_type(types[index])) if types else None
             value.shape = ir_shape(shapes[index]) if shapes else None
