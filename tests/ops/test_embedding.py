@@ -7,7 +7,7 @@ import pytest
 
 import ortops
 from ortops import OpError, ops, testing
-from ortops._declare import element_type, find
+from ortops._declare import ELEMENT_TYPES, element_type, find
 
 EMBEDDING = find("Embedding")
 assert EMBEDDING is not None
@@ -21,6 +21,20 @@ def run(provider, indices, table, residual=None, itype="int64", dtype="float32")
     arrays = [None if a is None else np.asarray(a).astype(element_type(dtype)) for a in (table, residual)]
     inputs = (np.asarray(indices, itype), *arrays)
     return testing.run(testing.Sample(EMBEDDING, "", {"I": itype, "T": dtype}, inputs, {}, ("y",)), provider)[0]
+
+
+def look_up(provider, indices, table, residual=None, itype="int64", dtype="float32", session=None):
+    """As `run`, also where the reference is an error."""
+    session = session or session_of(provider, np.ndim(indices), table, residual, itype, dtype)
+    return session.run(None, {"indices": np.asarray(indices, itype)})[0]
+
+
+def session_of(provider, rank, table, residual=None, itype="int64", dtype="float32", **options):
+    arrays = [None if a is None else np.asarray(a).astype(element_type(dtype)) for a in (table, residual)]
+    graph = ortops.Graph()
+    y = ops.embedding(graph.input("indices", itype, [None] * rank), *arrays)
+    graph.output(graph.onnx.Cast(y, to=ELEMENT_TYPES["float32"]), "y")
+    return ortops.InferenceSession(graph, providers=[provider], lower="none", **options)
 
 
 def test_the_reference_is_pytorchs() -> None:
@@ -43,47 +57,46 @@ def test_o18_an_index_outside_of_the_table_is_an_error(itype: str, index: int) -
     text = rf"indices: index {index} is outside of the valid range \[-5, 4\]"
     with pytest.raises(OpError, match=f"Embedding: {text}"):
         ops.embedding(np.array([0, index], itype), W)
+    session = session_of(testing.CPU, 1, W, itype=itype)
     with pytest.raises(Exception, match=text):
-        run(testing.CPU, [0, index], W, itype=itype)
-    np.testing.assert_array_equal(run(testing.CPU, [1], W, itype=itype), W[[1]])  # the session is still usable
+        look_up(testing.CPU, [0, index], W, itype=itype, session=session)
+    np.testing.assert_array_equal(look_up(testing.CPU, [1], W, itype=itype, session=session), W[[1]])  # still usable
 
 
 def test_one_bad_index_among_many_is_found() -> None:
     indices = np.zeros(100_000, np.int64)
     indices[77_777] = -2000
     with pytest.raises(Exception, match=r"index -2000 is outside of the valid range \[-1000, 999\]"):
-        run(testing.CPU, indices, np.zeros((1000, 3)))
+        look_up(testing.CPU, indices, np.zeros((1000, 3)))
 
 
 def test_nothing_can_be_looked_up_in_an_empty_table() -> None:
     with pytest.raises(Exception, match="index 0 is outside of the valid range"):
-        run(testing.CPU, [0], np.zeros((0, 4)))
-    assert run(testing.CPU, [], np.zeros((0, 4))).shape == (0, 4)
+        look_up(testing.CPU, [0], np.zeros((0, 4)))
+    assert look_up(testing.CPU, [], np.zeros((0, 4))).shape == (0, 4)
 
 
 @pytest.mark.gpu
 @every_index_type
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("width", [3, 64])
-def test_o18_on_cuda_the_row_is_nan_and_nothing_else_is(itype: str, dtype: str, width: int) -> None:
+def test_o18_on_cuda_the_row_is_nan_and_no_other(itype: str, dtype: str, width: int) -> None:
     table = np.arange(5 * width).reshape(5, width) % 64
     indices = [5, 1, -6, 2, 2**31 - 1, -(2**31), -1]
     for residual in (None, np.ones((7, width))):
-        got = run(testing.CUDA, indices, table, residual, itype, dtype).astype(np.float64)
+        got = look_up(testing.CUDA, indices, table, residual, itype, dtype)
         assert np.isnan(got[[0, 2, 4, 5]]).all()
         np.testing.assert_array_equal(got[[1, 3, 6]], table[[1, 2, 4]] + (residual is not None))
-    assert np.isnan(run(testing.CUDA, [0, -1], np.zeros((0, width)), None, itype, dtype).astype(np.float64)).all()
+    assert np.isnan(look_up(testing.CUDA, [0, -1], np.zeros((0, width)), None, itype, dtype)).all()
 
 
 @pytest.mark.gpu
 @every_index_type
 def test_o18_on_cuda_it_is_an_error_where_the_session_asks(itype: str) -> None:
-    graph = ortops.Graph()
-    graph.output(ops.embedding(graph.input("indices", itype, [None]), W), "y")
-    session = ortops.InferenceSession(graph, providers=[testing.CUDA], check_indices=True)
+    session = session_of(testing.CUDA, 1, W, itype=itype, check_indices=True)
     with pytest.raises(Exception, match=r"indices: index (5|-6) is outside of the valid range \[-5, 4\]"):
-        session.run(None, {"indices": np.array([0, 5, -6, 1], itype)})
-    np.testing.assert_array_equal(session.run(None, {"indices": np.array([-1], itype)})[0], W[[4]])
+        look_up(testing.CUDA, [0, 5, -6, 1], W, itype=itype, session=session)
+    np.testing.assert_array_equal(look_up(testing.CUDA, [-1], W, itype=itype, session=session), W[[4]])
 
 
 @every_provider
