@@ -14,10 +14,11 @@
 // These loops are what a call spends its time on beside the products: made for three generations of processors, of
 // which the loader takes the best that there is.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define ORTOPS_CLONES __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#define ORTOPS_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define ORTOPS_CLONES
 #endif
+#define ORTOPS_INLINE inline __attribute__((always_inline))  // else they stay calls in the clones
 
 namespace ortops {
 namespace {
@@ -31,74 +32,84 @@ constexpr int64_t kBlockRows = 256;
 constexpr int64_t kMinBlockRows = 16;
 constexpr int64_t kPlainProduct = 2048;  // multiplications; below, the call of ONNX Runtime costs more than the product
 constexpr int64_t kLeastPieces = 16;     // that the work is cut into, so that no thread waits long for another
-constexpr int kLanes = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// exp for x <= 0, within 1.5 ulp: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; 0 where the result would be
-// subnormal.
-inline float exp_of_negative(float x) {
+// a or b by the bits of `mask`. Of two floats that take some computing compilers would make a branch, and no vectors.
+ORTOPS_INLINE float choose(uint32_t mask, float a, float b) {
+  return detail::bit_cast<float>((detail::bit_cast<uint32_t>(a) & mask) | (detail::bit_cast<uint32_t>(b) & ~mask));
+}
+
+// exp of x <= 0, within 2 ulp: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; 0 where the result would be subnormal.
+ORTOPS_INLINE float exp_of_negative(float x) {
   const float shifted = x * 1.44269504f + 0x1.8p23f;  // the nearest integer, in the last bits
   const float n = shifted - 0x1.8p23f;
   const float r = (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f;
-  float p = 1.3888889e-3f;
-  p = p * r + 8.3333333e-3f;
+  float p = r * 1.3888889e-3f + 8.3333333e-3f;
   p = p * r + 4.1666667e-2f;
   p = p * r + 1.6666667e-1f;
   p = p * r + 0.5f;
   p = p * r * r + r + 1.0f;
-  const int32_t exponent = (detail::bit_cast<int32_t>(shifted) << 23) + 0x3f800000;
-  return x < -87.0f ? 0.0f : p * detail::bit_cast<float>(exponent);
+  const uint32_t exponent = (detail::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u;
+  return choose(x < -87.0f ? ~0u : 0u, 0, p * detail::bit_cast<float>(exponent));
 }
 
-inline void exponentials(float* scores, float top, float* sums) {
-  for (int i = 0; i < kLanes; ++i) {
-    scores[i] = exp_of_negative(scores[i] - top);
-    sums[i] += scores[i];
+// A float as an integer of the same order, and back: compilers vectorise the maximum of integers, of floats (for their
+// NaN) not.
+ORTOPS_INLINE int32_t ordered(float x) {
+  const int32_t bits = detail::bit_cast<int32_t>(x);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+ORTOPS_INLINE float unordered(int32_t bits) { return detail::bit_cast<float>(bits ^ ((bits >> 31) & 0x7fffffff)); }
+
+// score scale + bias, and -inf where the bias is, whatever the score. Returns the largest.
+ORTOPS_CLONES float add_bias(float* scores, const float* bias, float scale, int64_t count) {
+  int32_t top = ordered(-kInfinity);
+  for (int64_t j = 0; j < count; ++j) {
+    const float score = choose(bias[j] == -kInfinity ? ~0u : 0u, -kInfinity, scores[j] * scale + bias[j]);
+    scores[j] = score;
+    top = std::max(top, ordered(score));
   }
+  return unordered(top);
 }
 
-// Turns a row of scores into weights, unnormalised; returns their sum. A key whose bias is -inf has no weight, whatever
-// its score. `bias` may be null.
-ORTOPS_CLONES float softmax_row(float* scores, const float* bias, float scale, int64_t count) {
-  float tops[kLanes], sums[kLanes] = {}, rest[kLanes];
-  for (float& top : tops) top = -kInfinity;
-  const int64_t whole = count - count % kLanes;
-  const int64_t tail = count - whole;
-  for (int i = 0; i < kLanes; ++i) rest[i] = -kInfinity;
-  if (bias) {
-    for (int64_t j = 0; j < whole; j += kLanes) {
-      for (int i = 0; i < kLanes; ++i) {
-        const float sum = scores[j + i] * scale + bias[j + i];
-        const float score = bias[j + i] == -kInfinity ? -kInfinity : sum;
-        scores[j + i] = score;
-        tops[i] = score > tops[i] ? score : tops[i];
-      }
-    }
-    for (int64_t i = 0; i < tail; ++i) {
-      const float sum = scores[whole + i] * scale + bias[whole + i];
-      rest[i] = bias[whole + i] == -kInfinity ? -kInfinity : sum;
-    }
-  } else {
-    for (int64_t j = 0; j < whole; j += kLanes) {
-      for (int i = 0; i < kLanes; ++i) {
-        const float score = scores[j + i] * scale;
-        scores[j + i] = score;
-        tops[i] = score > tops[i] ? score : tops[i];
-      }
-    }
-    for (int64_t i = 0; i < tail; ++i) rest[i] = scores[whole + i] * scale;
+ORTOPS_CLONES float add_nothing(float* scores, float scale, int64_t count) {
+  int32_t top = ordered(-kInfinity);
+  for (int64_t j = 0; j < count; ++j) {
+    const float score = scores[j] * scale;
+    scores[j] = score;
+    top = std::max(top, ordered(score));
   }
-  for (int i = 0; i < kLanes; ++i) tops[i] = rest[i] > tops[i] ? rest[i] : tops[i];
-  float top = tops[0];
-  for (int i = 1; i < kLanes; ++i) top = tops[i] > top ? tops[i] : top;
-  if (top == -kInfinity) top = 0;  // no key at all: every weight becomes exp(-inf), which is 0
-  for (int64_t j = 0; j < whole; j += kLanes) exponentials(scores + j, top, sums);
-  exponentials(rest, top, sums);
-  for (int64_t i = 0; i < tail; ++i) scores[whole + i] = rest[i];
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  return unordered(top);
+}
+
+ORTOPS_CLONES void exponentials(float* scores, float top, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) scores[j] = exp_of_negative(scores[j] - top);
+}
+
+// In 16 sums side by side, then a tree.
+float sum_of(const float* values, int64_t count) {
+  using Four = float __attribute__((vector_size(16)));
+  Four sums[4] = {};
+  int64_t j = 0;
+  for (; j + 16 <= count; j += 16) {
+    for (int i = 0; i < 4; ++i) {
+      Four four;
+      std::memcpy(&four, values + j + 4 * i, sizeof(four));
+      sums[i] += four;
+    }
   }
-  return sums[0];
+  const Four four = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  float rest = 0;
+  for (; j < count; ++j) rest += values[j];
+  return ((four[0] + four[1]) + (four[2] + four[3])) + rest;
+}
+
+// Turns a row of scores into weights, unnormalised; returns their sum. `bias` may be null.
+float softmax(float* scores, const float* bias, float scale, int64_t count) {
+  const float top = bias ? add_bias(scores, bias, scale, count) : add_nothing(scores, scale, count);
+  exponentials(scores, top == -kInfinity ? 0 : top,
+               count);  // no key at all: every weight becomes exp(-inf), which is 0
+  return sum_of(scores, count);
 }
 
 ORTOPS_CLONES void convert(const float16* from, float* to, int64_t count) {
@@ -197,7 +208,8 @@ class Worker {
       const int64_t stacked = first + row;
       const int64_t position = stacked % p.queries, limit = visible_keys(position);
       float* line = scores.get() + row * visible;
-      sums[row] = softmax_row(line, bias_of(batch, head + stacked / p.queries, position, limit), p.scale, limit);
+      const float* bias = bias_of(batch, head + stacked / p.queries, position, limit);
+      sums[row] = softmax(line, bias, p.scale, limit);
       std::fill(line + limit, line + visible, 0.0f);
     }
 
