@@ -7,13 +7,12 @@
 //       --expt-relaxed-constexpr -Icuda -Ibuild -isystem CUTLASS/include tests/gpu/linear_tuning.cu
 //       cuda/vendor/{cublaslt,library,runtime}.cc cuda/core/cuda.cc -ldl -o linear_tuning
 //
-// (build/gen holds the generated headers). cuBLASLt must be on the loader's path when it runs.
+// (build/gen holds the generated headers). cuBLASLt must be on the loader's path when it runs: linear_tuning [MxKxN...]
 #include "ops/linear/cuda.cu"
 #include "ops/linear/cuda_sm90.cu"
 
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -139,9 +138,9 @@ void measure(int64_t m, int64_t k, int64_t n, TestContext& context) {
                             }});
     }
   };
-  add(Tuning(), "chosen");
-  add(Layout<128, 128, 2, 1>(), "ping-pong 128x128 by 2x1");
+  add(Tuning(), "chosen (ping-pong 128x128 by 2x1)");
   add(Layout<128, 128, 1, 2>(), "ping-pong 128x128 by 1x2");
+  add(Layout<128, 128, 2, 2>(), "ping-pong 128x128 by 2x2");
   add(Layout<64, 256, 2, 1>(), "ping-pong 64x256 by 2x1");
   add(Layout<128, 256, 2, 1, false>(), "cooperative 128x256 by 2x1");
   add(Layout<256, 128, 2, 1, false>(), "cooperative 256x128 by 2x1");
@@ -173,7 +172,7 @@ void measure(int64_t m, int64_t k, int64_t n, TestContext& context) {
   for (size_t i = 0; i < candidates.size(); ++i) {
     auto& times = candidates[i].times;
     std::sort(times.begin(), times.end());
-    std::printf("  %-40s %.4f ms (best %.4f)", candidates[i].name.c_str(), times[kRounds / 2], times.front());
+    std::printf("  %-44s %.4f ms (best %.4f)", candidates[i].name.c_str(), times[kRounds / 2], times.front());
     if (i >= fused) std::printf("  difference %.2f epsilon%s", errors[i], errors[i] <= 2 ? "" : "  WRONG");
     std::printf("\n");
   }
@@ -185,14 +184,16 @@ void measure(int64_t m, int64_t k, int64_t n, TestContext& context) {
 
 }  // namespace ortops::tuning
 
-int main() {
+int main(int count, char** arguments) {
+  std::vector<std::string> shapes(arguments + 1, arguments + count);
+  if (shapes.empty()) shapes = {"8192x2048x8192", "8192x768x3072", "8192x384x1536", "4096x2048x5632", "1024x1024x4096"};
   try {
     ortops::tuning::TestContext context;
-    ortops::tuning::measure(8192, 2048, 8192, context);
-    ortops::tuning::measure(8192, 768, 3072, context);
-    ortops::tuning::measure(4096, 2048, 5632, context);
-    ortops::tuning::measure(2048, 1024, 4096, context);
-    ortops::tuning::measure(1024, 384, 1536, context);
+    for (const std::string& shape : shapes) {
+      long m, k, n;
+      if (std::sscanf(shape.c_str(), "%ldx%ldx%ld", &m, &k, &n) != 3) throw std::runtime_error(shape + " is not MxKxN");
+      ortops::tuning::measure(m, k, n, context);
+    }
     return 0;
   } catch (const std::exception& error) {
     std::printf("FAILED: %s\n", error.what());
