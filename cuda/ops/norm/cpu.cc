@@ -15,12 +15,26 @@ constexpr int64_t kRun = 256;
 
 template <class T>
 struct Tensors {
-  const T *x, *residual, *scale, *bias;
+  const T *x, *residual;
+  const float *scale, *bias;
   T *y, *sum;
   float *mean, *rstd;
   float epsilon;
   int64_t rows, size;
 };
+
+// A weight as floats, which every row uses.
+template <class T>
+const float* widened(const T* weight, int64_t size, Context& context) {
+  if constexpr (std::is_same_v<T, float>) {
+    return weight;
+  } else {
+    if (!weight) return nullptr;
+    auto* wide = static_cast<float*>(context.scratch(size * sizeof(float)));
+    for (int64_t i = 0; i < size; ++i) wide[i] = to_float(weight[i]);
+    return wide;
+  }
+}
 
 // v = x + residual, as floats: in place where that is what x holds.
 template <class T>
@@ -93,14 +107,14 @@ void normalize_row(const Tensors<T>& t, int64_t row) {
       for (int64_t i = 0; i < count; ++i) sum[i] = from_float<T>(v[i]);
     }
     T* y = t.y + row * t.size + begin;
-    const T* scale = t.scale + begin;
+    const float* scale = t.scale + begin;
     if (t.bias) {
-      const T* bias = t.bias + begin;
+      const float* bias = t.bias + begin;
       for (int64_t i = 0; i < count; ++i) {
-        y[i] = from_float<T>((v[i] - center - rest) * rstd * to_float(scale[i]) + to_float(bias[i]));
+        y[i] = from_float<T>((v[i] - center - rest) * rstd * scale[i] + bias[i]);
       }
     } else {
-      for (int64_t i = 0; i < count; ++i) y[i] = from_float<T>((v[i] - center - rest) * rstd * to_float(scale[i]));
+      for (int64_t i = 0; i < count; ++i) y[i] = from_float<T>((v[i] - center - rest) * rstd * scale[i]);
     }
   });
 }
@@ -117,16 +131,18 @@ void start(const Tensors<T>& t, Context& context) {
 
 template <class T>
 void layer_norm_cpu(const LayerNormArgs<T>& a, Context& context) {
-  const Tensors<T> t = {a.x,    a.residual, a.scale,   a.bias,         a.y,       a.sum,
-                        a.mean, a.rstd,     a.epsilon, a.outer.size(), a.D.size()};
-  start<true>(t, context);
+  const int64_t size = a.D.size();
+  const float* scale = widened(a.scale, size, context);
+  const float* bias = widened(a.bias, size, context);
+  start<true, T>({a.x, a.residual, scale, bias, a.y, a.sum, a.mean, a.rstd, a.epsilon, a.outer.size(), size}, context);
 }
 
 template <class T>
 void rms_norm_cpu(const RMSNormArgs<T>& a, Context& context) {
-  const Tensors<T> t = {a.x,     a.residual, a.scale,   nullptr,        a.y,       a.sum,
-                        nullptr, a.rstd,     a.epsilon, a.outer.size(), a.D.size()};
-  start<false>(t, context);
+  const int64_t size = a.D.size();
+  const float* scale = widened(a.scale, size, context);
+  start<false, T>({a.x, a.residual, scale, nullptr, a.y, a.sum, nullptr, a.rstd, a.epsilon, a.outer.size(), size},
+                  context);
 }
 
 }  // namespace ortops

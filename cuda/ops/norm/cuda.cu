@@ -206,16 +206,14 @@ void start(const Tensors<T>& t, Context& context) {
 
 template <class T>
 void layer_norm_cuda(const LayerNormArgs<T>& a, Context& context) {
-  const Tensors<T> t = {a.x,    a.residual, a.scale,   a.bias,         a.y,       a.sum,
-                        a.mean, a.rstd,     a.epsilon, a.outer.size(), a.D.size()};
-  start<true>(t, context);
+  start<true, T>({a.x, a.residual, a.scale, a.bias, a.y, a.sum, a.mean, a.rstd, a.epsilon, a.outer.size(), a.D.size()},
+                 context);
 }
 
 template <class T>
 void rms_norm_cuda(const RMSNormArgs<T>& a, Context& context) {
-  const Tensors<T> t = {a.x,     a.residual, a.scale,   nullptr,        a.y,       a.sum,
-                        nullptr, a.rstd,     a.epsilon, a.outer.size(), a.D.size()};
-  start<false>(t, context);
+  start<false, T>(
+      {a.x, a.residual, a.scale, nullptr, a.y, a.sum, nullptr, a.rstd, a.epsilon, a.outer.size(), a.D.size()}, context);
 }
 
 }  // namespace ortops
