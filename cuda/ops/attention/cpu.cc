@@ -167,7 +167,7 @@ class Worker {
       : p(problem),
         context(context),
         block_rows(block_rows),
-        rows(p.group() * p.queries),
+        rows(p.group * p.queries),
         query_in_place(in_place(p.query_steps, p.size)),
         y_in_place(in_place(p.y_steps, p.value_size)),
         key_in_place(kFloat && (p.keys == 1 || p.key_steps.position == p.size)),
@@ -182,7 +182,7 @@ class Worker {
   void run(int64_t kv, int64_t block) {
     const int64_t batch = kv / p.kv_heads, kv_head = kv % p.kv_heads;
     const int64_t first = block * block_rows, count = std::min(block_rows, rows - first);
-    const int64_t head = kv_head * p.group();
+    const int64_t head = kv_head * p.group;
     int64_t visible = 0;
     for (int64_t row = 0; row < count; ++row) visible = std::max(visible, visible_keys((first + row) % p.queries));
 
@@ -233,7 +233,7 @@ class Worker {
 
   // Whether the stacked rows lie one behind the other.
   bool in_place(const Steps& steps, int64_t size) const {
-    return kFloat && (p.queries == 1 || steps.position == size) && (p.group() == 1 || steps.head == p.queries * size);
+    return kFloat && (p.queries == 1 || steps.position == size) && (p.group == 1 || steps.head == p.queries * size);
   }
 
   const float* gather(const void* tensor, const Steps& steps, int64_t size, int64_t batch, int64_t head, bool in_place,
@@ -280,7 +280,7 @@ class Worker {
 template <class T, class M>
 void scaled_dot_product_attention_cpu(const ScaledDotProductAttentionArgs<T, M>& a, Context& context) {
   const Problem p = attention::problem_of(a);
-  const int64_t rows = p.group() * p.queries;
+  const int64_t rows = p.group * p.queries;
   const int64_t block_rows =
       std::min(rows, std::clamp(kBlockScores / std::max<int64_t>(p.keys, 1), kMinBlockRows, kBlockRows));
   const int64_t blocks = (rows + block_rows - 1) / block_rows;

@@ -66,7 +66,9 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
   const int queries = static_cast<int>(p.queries), keys = static_cast<int>(p.keys);
   const int size = static_cast<int>(p.size), value_size = static_cast<int>(p.value_size);
   const int tile = tiles - 1 - static_cast<int>(blockIdx.x % tiles);  // of causal ones, the longest first
-  const int64_t batch = blockIdx.x / tiles / p.heads, head = blockIdx.x / tiles % p.heads, kv_head = head / p.group();
+  const unsigned sequence = blockIdx.x / tiles, heads = static_cast<unsigned>(p.heads);  // 64-bit divisions are slow
+  const int64_t batch = sequence / heads, head = sequence % heads;
+  const int64_t kv_head = static_cast<unsigned>(head) / static_cast<unsigned>(p.group);
   const T* query = static_cast<const T*>(p.query) + batch * p.query_steps.batch + head * p.query_steps.head;
   const T* key = static_cast<const T*>(p.key) + batch * p.key_steps.batch + kv_head * p.key_steps.head;
   const T* value = static_cast<const T*>(p.value) + batch * p.value_steps.batch + kv_head * p.value_steps.head;

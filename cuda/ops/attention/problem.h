@@ -27,13 +27,12 @@ struct Problem {
   const void* mask;
   void* y;
   int64_t batch, heads, kv_heads, queries, keys, size, value_size;
+  int64_t group;  // heads / kv_heads: query heads that share a key and value head
   Steps query_steps, key_steps, value_steps, y_steps;
   MaskKind mask_kind;
   int64_t mask_steps[4];  // batch, head, query, key; 0 where the mask has one value for all
   int64_t diagonal;       // query i sees the keys up to i + diagonal
   float scale;
-
-  ORTOPS_HOST_DEVICE int64_t group() const { return heads / kv_heads; }  // query heads that share a key and value head
 };
 
 // How many keys the query sees before the mask: these are the first ones.
@@ -84,6 +83,7 @@ Problem problem_of(const ScaledDotProductAttentionArgs<T, M>& a) {
   p.batch = a.B;
   p.heads = a.H;
   p.kv_heads = a.Hkv;
+  p.group = a.H / a.Hkv;
   p.queries = a.Sq;
   p.keys = a.Skv;
   p.size = a.D;
