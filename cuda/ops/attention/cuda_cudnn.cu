@@ -28,7 +28,7 @@ __global__ void to_bias(const bool* mask, T* bias, int64_t count) {
 struct Range {
   int64_t begin, end;
 };
-__device__ Range range(int64_t index, int64_t count, int64_t size) {
+__device__ __forceinline__ Range range(int64_t index, int64_t count, int64_t size) {
   return count == 1 ? Range{0, size} : Range{index, index + 1};
 }
 
