@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ortops import testing
-from ortops._declare import OpError
-from ortops.ops import scaled_dot_product_attention as attention
+from ortops._declare import Op, OpError, ops
+
+attention: Op = next(op for op in ops() if op.name == "ScaledDotProductAttention")
 
 PROVIDERS = [testing.CPU, pytest.param(testing.CUDA, marks=pytest.mark.gpu)]
 with_provider = pytest.mark.parametrize("provider", PROVIDERS)
