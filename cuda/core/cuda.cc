@@ -35,7 +35,8 @@ IndexReport::IndexReport(Context& context) : context_(context) {
   if (!context.check_indices()) return;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   ORTOPS_CUDA_CHECK(cudaStreamIsCapturing(stream_of(context), &capture));
-  if (capture != cudaStreamCaptureStatusNone) return;  // a replay cannot raise an error: the runs before the capture did
+  if (capture != cudaStreamCaptureStatusNone)
+    return;  // a replay cannot raise an error: the runs before the capture did
   device_ = static_cast<int64_t*>(context.scratch(2 * sizeof(int64_t)));
   ORTOPS_CUDA_CHECK(cudaMemsetAsync(device_, 0, 2 * sizeof(int64_t), stream_of(context)));
 }

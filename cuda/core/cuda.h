@@ -14,7 +14,8 @@ namespace ortops {
 
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  throw std::runtime_error(std::string("CUDA: ") + what + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
+  throw std::runtime_error(std::string("CUDA: ") + what + ": " + cudaGetErrorName(status) + ": " +
+                           cudaGetErrorString(status));
 }
 #define ORTOPS_CUDA_CHECK(call) ::ortops::check_cuda((call), #call)
 
@@ -32,15 +33,17 @@ const DeviceProperties& device_properties();
 // Blocks for a grid-stride loop over `count` items: enough to fill the chip, no more than there is work for.
 inline int grid_stride_blocks(int64_t count, int threads, int blocks_per_multiprocessor = 16) {
   const int64_t needed = (count + threads - 1) / threads;
-  return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(needed, int64_t(device_properties().multiprocessors) * blocks_per_multiprocessor)));
+  return static_cast<int>(std::max<int64_t>(
+      1, std::min<int64_t>(needed, int64_t(device_properties().multiprocessors) * blocks_per_multiprocessor)));
 }
 
 // Launches on the call's stream. `shared` is the dynamic shared memory in bytes, raised above 48 KiB where needed.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared, Context& context, Arguments&&... arguments) {
+void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared, Context& context,
+            Arguments&&... arguments) {
   if (shared > 48 * 1024) {
-    ORTOPS_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared)));
+    ORTOPS_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
@@ -50,8 +53,8 @@ void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t sha
   ORTOPS_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
-// Where a kernel reports an index outside of its table, in a session that asked for it (ortops.check_indices): null in one
-// that did not. The kernel stores {1, index}; check() waits for it, and throws.
+// Where a kernel reports an index outside of its table, in a session that asked for it (ortops.check_indices): null in
+// one that did not. The kernel stores {1, index}; check() waits for it, and throws.
 class IndexReport {
  public:
   explicit IndexReport(Context& context);

@@ -32,7 +32,8 @@ class NodeAttributes final : public AttributeReader {
   }
   bool read(const char* name, IntList& value) override {
     size_t size = 0;
-    if (!found(name, "a list of ints", ort_.api->KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size))) return false;
+    if (!found(name, "a list of ints", ort_.api->KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size)))
+      return false;
     check_attribute(size <= std::size(value.values), name, "a shorter list of ints", std::to_string(size) + " of them");
     value.size = static_cast<int>(size);
     if (size) ort_.check(ort_.api->KernelInfoGetAttributeArray_int64(info_, name, value.values, &size));
@@ -146,7 +147,8 @@ class OrtCall final : public Call {
       value_ = value;
     }
     input_shapes = {pointers_.data(), pointers_.size()};
-    if (kernel.op_.row->device == Device::cuda) ort_.check(ort_.api->KernelContext_GetGPUComputeStream(context, &stream_));
+    if (kernel.op_.row->device == Device::cuda)
+      ort_.check(ort_.api->KernelContext_GetGPUComputeStream(context, &stream_));
   }
 
   ~OrtCall() {
@@ -162,7 +164,8 @@ class OrtCall final : public Call {
   void* output(int index, const Shape& shape) override {
     if (index >= outputs_) return nullptr;
     for (int i = 0; i < shape.rank; ++i) {
-      if (shape[i] < 0) throw Error(std::string(kernel_.op_.row->op->outputs[index].name) + ": its shape would be " + text(shape));
+      if (shape[i] < 0)
+        throw Error(std::string(kernel_.op_.row->op->outputs[index].name) + ": its shape would be " + text(shape));
     }
     OrtValue* value = nullptr;
     ort_.check(ort_.api->KernelContext_GetOutput(context_, index, shape.dims, shape.rank, &value));
@@ -184,8 +187,9 @@ class OrtCall final : public Call {
       scratch_.push_back(memory);
       return memory;
     }
-    // The scratch buffer belongs to this run's stream; memory of the plain allocator may be given to another stream as soon
-    // as it is freed here, while our kernels still use it. Freed through the allocator, its chunk keeps the stream.
+    // The scratch buffer belongs to this run's stream; memory of the plain allocator may be given to another stream as
+    // soon as it is freed here, while our kernels still use it. Freed through the allocator, its chunk keeps the
+    // stream.
     const OrtMemoryInfo* where = nullptr;
     ort_.check(ort_.api->GetTensorMemoryInfo(value_, &where));
     if (!allocator_) ort_.check(ort_.api->KernelContext_GetAllocator(context_, where, &allocator_));
@@ -198,7 +202,8 @@ class OrtCall final : public Call {
 
   void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> f) override {
     constexpr int64_t kMostPieces = 64;
-    const int64_t pieces = std::min(kMostPieces, (count + std::max<int64_t>(grain, 1) - 1) / std::max<int64_t>(grain, 1));
+    const int64_t pieces =
+        std::min(kMostPieces, (count + std::max<int64_t>(grain, 1) - 1) / std::max<int64_t>(grain, 1));
     if (pieces <= 1) {
       if (count > 0) f(0, count);
       return;
@@ -235,7 +240,8 @@ class OrtCall final : public Call {
     size_t rank = 0;
     ort_.check(ort_.api->GetDimensionsCount(raw, &rank));
     if (rank > kMaxRank) {
-      throw Error(std::string(name) + ": expected at most " + std::to_string(kMaxRank) + " axes, got " + std::to_string(rank));
+      throw Error(std::string(name) + ": expected at most " + std::to_string(kMaxRank) + " axes, got " +
+                  std::to_string(rank));
     }
     shape.rank = static_cast<int>(rank);
     ort_.check(ort_.api->GetDimensions(raw, shape.dims, rank));
@@ -285,7 +291,9 @@ void Kernel::run(OrtKernelContext* context) {
 // --- ONNX Runtime's Gemm
 
 GemmOps::GemmOps(const Ort& ort, const OrtKernelInfo* info)
-    : ort_(ort), info_(copy_info(ort, info), ort.api->ReleaseKernelInfo), memory_(cpu_memory(ort), ort.api->ReleaseMemoryInfo) {}
+    : ort_(ort),
+      info_(copy_info(ort, info), ort.api->ReleaseKernelInfo),
+      memory_(cpu_memory(ort), ort.api->ReleaseMemoryInfo) {}
 
 GemmOps::~GemmOps() {
   for (auto& op : ops_) {
@@ -316,8 +324,8 @@ const OrtOp* GemmOps::get(bool w_transposed, bool has_bias) {
   const ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   OrtOp* op = nullptr;
   // Version 13 is the start version of a kernel in every ONNX Runtime since 1.18; others are refused by some.
-  ort_.check(ort_.api->CreateOp(info_.get(), "Gemm", "", 13, &constraint, &type, 1, attributes.data(), static_cast<int>(attributes.size()),
-                                has_bias ? 3 : 2, 1, &op));
+  ort_.check(ort_.api->CreateOp(info_.get(), "Gemm", "", 13, &constraint, &type, 1, attributes.data(),
+                                static_cast<int>(attributes.size()), has_bias ? 3 : 2, 1, &op));
   slot.store(op);
   return op;
 }
@@ -328,8 +336,9 @@ void GemmOps::run(const OrtKernelContext* context, const Gemm& gemm) {
     int64_t count = 1;
     for (const int64_t size : shape) count *= size;
     OrtValue* value = nullptr;
-    ort_.check(ort_.api->CreateTensorWithDataAsOrtValue(memory_.get(), const_cast<float*>(data), count * sizeof(float), shape.begin(),
-                                                        shape.size(), ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &value));
+    ort_.check(ort_.api->CreateTensorWithDataAsOrtValue(memory_.get(), const_cast<float*>(data), count * sizeof(float),
+                                                        shape.begin(), shape.size(),
+                                                        ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &value));
     return Owned<OrtValue>(value, ort_.api->ReleaseValue);
   };
   const auto x = tensor(gemm.x, {gemm.m, gemm.k});
@@ -425,10 +434,12 @@ void infer_shapes(const CustomOp& op, OrtShapeInferContext* context) {
       sizes[d] = symbol.value;
       names[d] = symbol.value >= 0 ? "" : symbol.name.c_str();
     }
-    ort.check(ort.api->SetTensorElementType(raw, static_cast<ONNXTensorElementDataType>(row->types[info.inputs.size() + i])));
+    ort.check(
+        ort.api->SetTensorElementType(raw, static_cast<ONNXTensorElementDataType>(row->types[info.inputs.size() + i])));
     ort.check(ort.api->SetDimensions(raw, sizes, outputs[i].rank));
     ort.check(ort.api->SetSymbolicDimensions(raw, names, outputs[i].rank));
-    if (OrtStatus* status = ort.api->ShapeInferContext_SetOutputTypeShape(context, i, raw)) ort.api->ReleaseStatus(status);
+    if (OrtStatus* status = ort.api->ShapeInferContext_SetOutputTypeShape(context, i, raw))
+      ort.api->ReleaseStatus(status);
   }
 }
 

@@ -9,8 +9,8 @@
 
 namespace ortops {
 
-// ONNX Runtime's own float32 matrix product on the CPU, made when it is first asked for. The objects are immutable, so any
-// number of threads may use one at a time.
+// ONNX Runtime's own float32 matrix product on the CPU, made when it is first asked for. The objects are immutable, so
+// any number of threads may use one at a time.
 class GemmOps {
  public:
   GemmOps(const Ort& ort, const OrtKernelInfo* info);

@@ -36,7 +36,9 @@ CustomOp::CustomOp(const Ort& ort, const Row& row, std::string name, bool check_
     return self(op).row->device == Device::cpu ? "CPUExecutionProvider" : "CUDAExecutionProvider";
   };
   GetInputTypeCount = [](const OrtCustomOp* op) { return info(op).inputs.size(); };
-  GetInputType = [](const OrtCustomOp* op, size_t i) { return static_cast<ONNXTensorElementDataType>(self(op).row->types[i]); };
+  GetInputType = [](const OrtCustomOp* op, size_t i) {
+    return static_cast<ONNXTensorElementDataType>(self(op).row->types[i]);
+  };
   GetOutputTypeCount = [](const OrtCustomOp* op) { return info(op).outputs.size(); };
   GetOutputType = [](const OrtCustomOp* op, size_t i) {
     return static_cast<ONNXTensorElementDataType>(self(op).row->types[info(op).inputs.size() + i]);
@@ -50,7 +52,8 @@ CustomOp::CustomOp(const Ort& ort, const Row& row, std::string name, bool check_
   GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
   GetStartVersion = [](const OrtCustomOp*) { return 1; };
   GetEndVersion = [](const OrtCustomOp*) { return 1000; };
-  CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* node, void** kernel) -> OrtStatusPtr {
+  CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* node,
+                      void** kernel) -> OrtStatusPtr {
     return guarded(api, [&] { *kernel = new Kernel(self(op), node); });
   };
   KernelComputeV2 = [](void* kernel, OrtKernelContext* context) -> OrtStatusPtr {
@@ -100,7 +103,8 @@ bool asks_to_check_indices(const Ort& ort, const OrtSessionOptions* options) {
   size_t size = sizeof(value);
   if (OrtStatus* status = ort.api->GetSessionConfigEntry(options, key, value, &size)) ort.api->ReleaseStatus(status);
   const std::string text = value;
-  if (text != "0" && text != "1") throw Error("ortops: session option " + std::string(key) + ": expected 0 or 1, got " + text);
+  if (text != "0" && text != "1")
+    throw Error("ortops: session option " + std::string(key) + ": expected 0 or 1, got " + text);
   return text == "1";
 }
 
@@ -113,7 +117,8 @@ ORTOPS_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* optio
   const char* runtime = base->GetVersionString();
   if (std::sscanf(runtime, "1.%d", &ort.runtime_minor) != 1 || ort.runtime_minor < ortops::kOldestVersion) {
     const OrtApi* oldest = base->GetApi(1);
-    const std::string text = std::string("ortops: expected ONNX Runtime 1.") + std::to_string(ortops::kOldestVersion) + " or newer, got " + runtime;
+    const std::string text = std::string("ortops: expected ONNX Runtime 1.") + std::to_string(ortops::kOldestVersion) +
+                             " or newer, got " + runtime;
     return oldest ? oldest->CreateStatus(ORT_NOT_IMPLEMENTED, text.c_str()) : nullptr;
   }
   ort.version = std::min(ortops::kNewestVersion, ort.runtime_minor);
@@ -126,7 +131,8 @@ ORTOPS_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* optio
 
 // A description of the library as JSON. The text lives as long as the library.
 ORTOPS_EXPORT const char* OrtopsBuildInfo() {
-  static const std::string text = std::string("{\"version\": \"") + ORTOPS_VERSION + "\", \"declarations\": \"" + ortops::kDeclarations +
+  static const std::string text = std::string("{\"version\": \"") + ORTOPS_VERSION + "\", \"declarations\": \"" +
+                                  ortops::kDeclarations +
 #ifdef ORTOPS_CUDA
                                   "\", \"cuda\": true, \"architectures\": \"" + ORTOPS_ARCHITECTURES +
 #else

@@ -74,8 +74,8 @@ struct Error : std::runtime_error {
 };
 
 [[noreturn]] inline void throw_index_error(const char* input, int64_t index, int64_t size) {
-  throw Error(std::string(input) + ": index " + std::to_string(index) + " is outside of the valid range [" + std::to_string(-size) + ", " +
-              std::to_string(size - 1) + "]");
+  throw Error(std::string(input) + ": index " + std::to_string(index) + " is outside of the valid range [" +
+              std::to_string(-size) + ", " + std::to_string(size - 1) + "]");
 }
 
 // A reference to a callable that outlives the call (what std::function_ref will be).
@@ -86,7 +86,8 @@ class FunctionRef<Result(Parameters...)> {
  public:
   template <class F, class = std::enable_if_t<!std::is_same_v<std::decay_t<F>, FunctionRef>>>
   FunctionRef(F&& f)
-      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_([](void* object, Parameters... parameters) -> Result {
+      : object_(const_cast<void*>(static_cast<const void*>(&f))),
+        call_([](void* object, Parameters... parameters) -> Result {
           return (*static_cast<std::remove_reference_t<F>*>(object))(parameters...);
         }) {}
   Result operator()(Parameters... parameters) const { return call_(object_, parameters...); }
@@ -100,9 +101,9 @@ class FunctionRef<Result(Parameters...)> {
 struct Gemm {
   int64_t m, n, k;
   const float* x;
-  const float* w;           // [k, n], or [n, k] where w_transposed
+  const float* w;  // [k, n], or [n, k] where w_transposed
   bool w_transposed;
-  const float* bias;        // [n], or null
+  const float* bias;  // [n], or null
   float* y;
 };
 

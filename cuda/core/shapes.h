@@ -1,7 +1,8 @@
-// Matches the shapes of a call with an operator's shape line. The generated code calls a Binder for each input and output;
-// ortops/_declare.py does the same in Python, and a test compares the two.
+// Matches the shapes of a call with an operator's shape line. The generated code calls a Binder for each input and
+// output; ortops/_declare.py does the same in Python, and a test compares the two.
 //
-// The code is written once for two kinds of size: int64_t when a kernel runs, and `Symbol` when ONNX Runtime infers shapes.
+// The code is written once for two kinds of size: int64_t when a kernel runs, and `Symbol` when ONNX Runtime infers
+// shapes.
 #pragma once
 
 #include <algorithm>
@@ -99,7 +100,10 @@ class Binder {
     const BasicShape<Size>& came = *inputs_[index];
     int rest = came.rank;
     BasicShape<Size>* unknown = nullptr;
+    uint32_t known = 0;  // the axes that had a value before this input, one bit each: what an error explains
+    int position = 0;
     for (const Axis& axis : axes) {
+      known |= uint32_t(axis.run ? axis.run->rank >= 0 : axis.size && is_set(*axis.size)) << position++;
       if (!axis.run) {
         rest -= 1;
       } else if (axis.run->rank >= 0) {
@@ -108,18 +112,25 @@ class Binder {
         unknown = axis.run;
       }
     }
-    if (rest < 0 || (rest > 0 && !unknown)) fail(name, axes, came, "shape");
+    if (rest < 0 || (rest > 0 && !unknown)) fail(name, axes, known, came, "shape");
+    const auto unify = [&](Size& bound, const Size& size) {
+      if (is_number(bound) && is_number(size)) {
+        if (number(bound) != number(size)) fail(name, axes, known, came, "shape");
+      } else if (!is_number(bound) && (is_number(size) || !is_set(bound))) {
+        bound = size;
+      }
+    };
     int at = 0;
     for (const Axis& axis : axes) {
       if (!axis.run) {
         Size computed = axis.computed;
-        unify(axis.size ? *axis.size : computed, came[at++], name, axes, came);
+        unify(axis.size ? *axis.size : computed, came[at++]);
       } else if (axis.run == unknown) {
         unknown->rank = rest;
         for (int i = 0; i < rest; ++i) unknown->dims[i] = came[at++];
         unknown = nullptr;
       } else {
-        for (int i = 0; i < axis.run->rank; ++i) unify(axis.run->dims[i], came[at++], name, axes, came);
+        for (int i = 0; i < axis.run->rank; ++i) unify(axis.run->dims[i], came[at++]);
       }
     }
   }
@@ -130,7 +141,7 @@ class Binder {
     const BasicShape<Size>& came = *inputs_[index];
     BasicShape<Size> full;
     if (!assemble(axes, full)) return;
-    if (came.rank > full.rank) fail(name, axes, came, "a shape that broadcasts to");
+    if (came.rank > full.rank) fail(name, axes, kAll, came, "a shape that broadcasts to");
     const int missing = full.rank - came.rank;
     int64_t stride = 1;
     if (strides) strides->rank = full.rank;
@@ -140,7 +151,7 @@ class Binder {
       const Size& size = came[i - missing];
       if (is_number(size) && number(size) == 1) continue;
       if (is_number(size) && is_number(full[i]) && number(size) != number(full[i])) {
-        fail(name, axes, came, "a shape that broadcasts to");
+        fail(name, axes, kAll, came, "a shape that broadcasts to");
       }
       if (strides) strides->strides[i] = stride;
       stride *= number(size);
@@ -153,20 +164,15 @@ class Binder {
   }
 
  private:
-  void unify(Size& bound, const Size& came, const char* name, Axes axes, const BasicShape<Size>& shape) {
-    if (is_number(bound) && is_number(came)) {
-      if (number(bound) != number(came)) fail(name, axes, shape, "shape");
-    } else if (!is_number(bound) && (is_number(came) || !is_set(bound))) {
-      bound = came;
-    }
-  }
+  static constexpr uint32_t kAll = ~0u;
 
   static bool assemble(Axes axes, BasicShape<Size>& shape) {
     shape.rank = 0;
     for (const Axis& axis : axes) {
       const int count = axis.run ? axis.run->rank : 1;
       if (count < 0) return false;
-      if (shape.rank + count > kMaxRank) throw Error("a shape of more than " + std::to_string(kMaxRank) + " axes is not supported");
+      if (shape.rank + count > kMaxRank)
+        throw Error("a shape of more than " + std::to_string(kMaxRank) + " axes is not supported");
       for (int i = 0; i < count; ++i) {
         shape.dims[shape.rank++] = axis.run ? (*axis.run)[i] : axis.size ? *axis.size : axis.computed;
       }
@@ -174,12 +180,15 @@ class Binder {
     return true;
   }
 
-  [[noreturn]] static void fail(const char* name, Axes axes, const BasicShape<Size>& came, const char* what) {
+  [[noreturn]] static void fail(const char* name, Axes axes, uint32_t explained, const BasicShape<Size>& came,
+                                const char* what) {
     std::string line, known;
+    int position = 0;
     for (const Axis& axis : axes) {
       line += (line.empty() ? "" : " ") + std::string(axis.name);
-      const bool bound = axis.run ? axis.run->rank >= 0 : axis.size && is_set(*axis.size);
-      if (bound) known += (known.empty() ? " with " : ", ") + std::string(axis.name) + " = " + (axis.run ? text(*axis.run) : text(*axis.size));
+      if (explained >> position++ & 1 && (axis.run || axis.size))
+        known += (known.empty() ? " with " : ", ") + std::string(axis.name) + " = " +
+                 (axis.run ? text(*axis.run) : text(*axis.size));
     }
     throw Error(std::string(name) + ": expected " + what + " [" + line + "]" + known + ", got " + text(came));
   }
@@ -189,8 +198,9 @@ class Binder {
   BasicShape<Size>* outputs_;
 };
 
-// The shape functions of shape lines; their twins are in ortops/_shapes.py, and tests/test_frame.py compares the two. They
-// take sizes and runs of axes, and the operator's attributes last. A function of sizes is only called when all are known.
+// The shape functions of shape lines; their twins are in ortops/_shapes.py, and tests/test_frame.py compares the two.
+// They take sizes and runs of axes, and the operator's attributes last. A function of sizes is only called when all are
+// known.
 namespace shapes {
 
 constexpr int64_t floor_divide(int64_t a, int64_t b) { return b == 0 ? 0 : a / b - (a % b != 0 && (a < 0) != (b < 0)); }
@@ -203,7 +213,8 @@ int64_t conv(int64_t size, int64_t kernel, int64_t axis, const Attributes& a) {
   return std::max<int64_t>(0, floor_divide(size + a.pads[axis] + a.pads[axis + spatial] - span, a.strides[axis]) + 1);
 }
 
-// A pooling's output along a spatial axis. With ceil_mode a last window that would begin in the padding behind is left out.
+// A pooling's output along a spatial axis. With ceil_mode a last window that would begin in the padding behind is left
+// out.
 template <class Attributes>
 int64_t pool(int64_t size, int64_t axis, const Attributes& a) {
   const int spatial = a.pads.size / 2;
@@ -223,8 +234,8 @@ BasicShape<Size> reduce(const BasicShape<Size>& shape, const Attributes& a) {
   for (int i = 0; i < a.axes.size; ++i) {
     const int64_t axis = a.axes[i] < 0 ? a.axes[i] + shape.rank : a.axes[i];
     if (axis < 0 || axis >= shape.rank || reduced[axis]) {
-      throw Error("attribute axes: expected distinct axes from " + std::to_string(-shape.rank) + " to " + std::to_string(shape.rank - 1) +
-                  ", got " + std::to_string(a.axes[i]));
+      throw Error("attribute axes: expected distinct axes from " + std::to_string(-shape.rank) + " to " +
+                  std::to_string(shape.rank - 1) + ", got " + std::to_string(a.axes[i]));
     }
     reduced[axis] = true;
   }
@@ -262,8 +273,8 @@ BasicShape<Size> broadcast(const std::vector<BasicShape<Size>>& inputs, const At
       if (first || (is_number(size) && number(size) == 1)) {
         size = came;
       } else if (is_number(size) && is_number(came) && !one && number(size) != number(came)) {
-        throw Error("expected shapes that broadcast together, got " + text(shape) + " beside a size of " + text(size) + " in axis " +
-                    std::to_string(axis));
+        throw Error("expected shapes that broadcast together, got " + text(shape) + " beside a size of " + text(size) +
+                    " in axis " + std::to_string(axis));
       } else if (!is_number(size) && is_number(came) && !one) {
         size = came;  // an unknown size must be this or 1
       } else if (!is_number(size) && !is_number(came) && text(size) != text(came)) {

@@ -27,8 +27,8 @@ class AttributeReader {
 // One call, as the generated code sees it.
 class Call : public Context {
  public:
-  std::span<const Shape* const> input_shapes;  // null where absent
-  virtual const void* input(int index) = 0;    // null where absent
+  std::span<const Shape* const> input_shapes;               // null where absent
+  virtual const void* input(int index) = 0;                 // null where absent
   virtual void* output(int index, const Shape& shape) = 0;  // null where the node does not name it
 
  protected:
