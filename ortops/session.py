@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,10 @@ class Lowered:
     node: str
     op: str
     reason: str
+
+
+GRAPH_ID = "gpu_graph_id"
+_recording = threading.Lock()
 
 
 def register(
@@ -148,6 +153,8 @@ class InferenceSession(onnxruntime.InferenceSession):
             _register_extensions(options)
         if source.folder is not None:
             options.add_session_config_entry(EXTERNAL_FOLDER, source.folder)
+        graphs = any(str(extra.get("enable_cuda_graph", "0")).lower() in ("1", "true") for _, extra in chosen)
+        self._recorded = threading.local() if graphs else None
         kwargs.setdefault("enable_fallback", 0)  # an error is an error, not a second try on the CPU
         with source.opened() as file:
             super().__init__(file, options, chosen, **kwargs)
@@ -155,6 +162,25 @@ class InferenceSession(onnxruntime.InferenceSession):
             raise LibraryError(
                 f"{CUDA} was asked for, but onnxruntime could not start it and made a session on {self.get_providers()}"
             )
+
+    def run_with_iobinding(
+        self, iobinding: onnxruntime.IOBinding, run_options: onnxruntime.RunOptions | None = None
+    ) -> None:
+        """As in onnxruntime. A thread's first run of a CUDA graph, which records it, waits for other threads' first runs: CUDA
+        fails what a process does on the GPU while one of its threads records."""
+        if self._recorded is None:
+            super().run_with_iobinding(iobinding, run_options)
+            return
+        graph = "0"
+        if run_options is not None:
+            try:
+                graph = run_options.get_run_config_entry(GRAPH_ID)
+            except RuntimeError:  # absent: then onnxruntime looks for it in vain, too, for 0.1 ms a run
+                run_options.add_run_config_entry(GRAPH_ID, graph)
+        done: set[str] = self._recorded.__dict__.setdefault("graphs", set())
+        with contextlib.nullcontext() if graph in done else _recording:
+            super().run_with_iobinding(iobinding, run_options)
+        done.add(graph)
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
