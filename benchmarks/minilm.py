@@ -106,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--mode", default="default", help="of torch.compile")
+    parser.add_argument("--profile", action="store_true", help="also prints the kernels of each candidate")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     runner, bench = Runner(), Bench("MiniLM's encoder, float16")
@@ -129,6 +130,10 @@ def main() -> None:
         note = "largest difference from torch: " + ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
         bench.add(f"{batch} texts of {length} tokens", runner.measure(candidates), note=note)
         assert max(errors.values()) < 5e-3, errors
+        for name in candidates if arguments.profile else ():
+            print(f"-- {name}: kernel, times a run, microseconds a run")
+            for kernel, times, microseconds in runner.kernels(candidates[name])[:16]:
+                print(f"   {kernel[:110]:110s} {times:5.1f} {microseconds:8.1f}")
     bench.write(arguments.out, "minilm")
 
 

@@ -132,6 +132,21 @@ class Runner:
                 times[name].append(timed(candidates[name], counts[name]))
         return {name: statistics.median(values) for name, values in times.items()}
 
+    def kernels(self, run: Callable[[], None], count: int = 10) -> list[tuple[str, float, float]]:
+        """What one run launches: a kernel's name, how often a run, microseconds a run; the longest first."""
+        torch = self.torch
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            with torch.cuda.stream(self.stream):
+                for _ in range(count):
+                    run()
+            torch.cuda.synchronize()
+        found: dict[str, list[float]] = {}
+        for event in profiler.events():
+            if event.device_time_total:
+                found.setdefault(event.name, []).append(event.device_time_total)
+        table = [(name, len(times) / count, sum(times) / count) for name, times in found.items()]
+        return sorted(table, key=lambda row: -row[2])
+
     def copy_rate(self) -> float:
         """Bytes a millisecond that a large copy on the device moves, read and written."""
         torch = self.torch
