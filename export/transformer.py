@@ -144,16 +144,15 @@ def _embeddings(g: Graph, weights: Weights, config: BertConfig, ids: Value, type
 
 
 def _layer(g: Graph, weights: Weights, config: BertConfig, name: str, x: Value, keep: Value) -> Value:
-    heads = np.array([0, 0, config.heads, config.width // config.heads])
     # Three products with one input are one product.
     qkv = [
         _weight(weights, f"{name}.attention.self.{part}", config.width, config.width)
         for part in ("query", "key", "value")
     ]
     weight, bias = (np.concatenate(parts, axis=-1) for parts in zip(*qkv, strict=True))
-    query, key, value = g.onnx.Split(ops.linear(x, weight, bias), outputs=3, axis=-1, num_outputs=3)
-    query, key, value = (g.onnx.Reshape(part, heads) for part in (query, key, value))
-    attended = ops.scaled_dot_product_attention(query, key, value, keep, layout="BSHD")
+    heads = np.array([0, 0, 3 * config.heads, config.width // config.heads])
+    packed = g.onnx.Reshape(ops.linear(x, weight, bias), heads)
+    attended = ops.packed_qkv_attention(packed, keep, heads=config.heads, kv_heads=config.heads)
     attended = g.onnx.Reshape(attended, np.array([0, 0, config.width]))
     attended = ops.linear(attended, *_weight(weights, f"{name}.attention.output.dense", config.width, config.width))
     x = _norm(weights, config, f"{name}.attention.output.LayerNorm", attended, x)

@@ -18,7 +18,7 @@ a shape are separated by spaces:
 
     8  N                  a size; a name means the same size everywhere
     ...  *D               any number of axes; `...` is a nameless one
-    2*N  N-1  (A+B)//2    integer arithmetic on names that are bound elsewhere
+    2*N  N-1  (A+B)//2    integer arithmetic on names that are bound elsewhere, and on attributes
     conv(H, kh, 0)        a shape function of one axis (ortops/_shapes.py)
     *reduce(X)            a shape function that gives a whole run of axes
 
@@ -161,7 +161,13 @@ class Binary:
     right: Expression
 
     def __str__(self) -> str:
-        return f"({self.left}{self.operator}{self.right})"
+        def side(expression: Expression, *weaker: str) -> str:
+            brackets = isinstance(expression, Binary) and expression.operator in weaker
+            return f"({expression})" if brackets else str(expression)
+
+        if self.operator in "+-":
+            return f"{self.left}{self.operator}{side(self.right, '+', '-')}"
+        return f"{side(self.left, '+', '-')}{self.operator}{side(self.right, '+', '-', '*', '//', '%')}"
 
 
 @dataclass(frozen=True)
@@ -544,6 +550,7 @@ class Testing:
 
     Args:
         cases: Inputs to test beside the standard ones.
+        attributes: Of the standard samples; one that has no default needs a value here.
         samples: How to draw an input, by its name: of a generator, the shape, and the sizes and runs that are bound.
         sizes: Changes the sizes that the tests have chosen to ones that go together.
         bar: Allowed error, by type, in steps of that type's epsilon; 1 for 16-bit types and 8 for wider ones unless given.
@@ -553,6 +560,7 @@ class Testing:
     """
 
     cases: tuple[Case, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[str, Sampler] = field(default_factory=dict)
     sizes: Callable[[dict[str, int]], dict[str, int]] = dict
     bar: Mapping[str, float] = field(default_factory=dict)
@@ -723,9 +731,8 @@ class Op:
                     and all(a == 1 or _agree(a, b) for a, b in zip(reversed(shape), reversed(full), strict=False))
                 )
                 if not fits:
-                    raise OpError(
-                        f"{where}: {formal.name}: expected a shape that broadcasts to {self._explain(formal, bindings)}, got {_text(shape)}"
-                    )
+                    expected = f"a shape that broadcasts to {self._explain(formal, bindings, attributes)}"
+                    raise OpError(f"{where}: {formal.name}: expected {expected}, got {_text(shape)}")
         return bindings
 
     def _match(
@@ -759,7 +766,7 @@ class Op:
                 bindings.sizes[axis.name] = _more_exact(expected, shape[at])
             at += 1
 
-    def _explain(self, formal: Formal, bindings: Bindings) -> str:
+    def _explain(self, formal: Formal, bindings: Bindings, attributes: Mapping[str, Any]) -> str:
         known = [
             f"{n} = {v}"
             for n, v in bindings.sizes.items()
@@ -770,6 +777,12 @@ class Op:
             for n, r in bindings.runs.items()
             if any(n == x.name for a in formal.axes for x in names_in(a))
         ]
+        computed = {
+            str(axis): bindings.value(axis, attributes)
+            for axis in formal.axes
+            if not isinstance(axis, Number | Name | Group) and not (isinstance(axis, Apply) and axis.group)
+        }
+        known += [f"{text} = {value}" for text, value in computed.items() if value is not None]
         return f"[{' '.join(map(str, formal.axes))}]" + (f" with {', '.join(known)}" if known else "")
 
     def output_shapes(

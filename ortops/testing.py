@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ortops._declare import ELEMENT_TYPES, OUTER, Formal, Group, Name, Number, Op, element_type, names_in
+from ortops._declare import ELEMENT_TYPES, OUTER, Bindings, Formal, Group, Name, Op, element_type, names_in
 
 __all__ = ["Sample", "compare", "model_of", "samples", "tolerances"]
 
@@ -95,7 +95,7 @@ def samples(op: Op, types: Mapping[str, str], *, large: bool = False) -> Iterato
                     op,
                     types,
                     rng,
-                    attributes,
+                    {**op.testing.attributes, **attributes},
                     present,
                     sizes,
                     everything if present == tuple(options) else required,
@@ -166,12 +166,11 @@ def _sample(
                     shape.append(sizes[axis_name])
                 case Group(axis_name):
                     shape.extend(sizes[axis_name])
-                case Number(value):
-                    shape.append(value)
                 case _:
-                    raise ValueError(
-                        f"{op.name}: {formal}: give cases of its own to an operator whose input shapes are computed"
-                    )
+                    size = Bindings(sizes=dict(sizes)).value(axis, given)
+                    if not isinstance(size, int):
+                        raise ValueError(f"{op.name}: {formal}: the size of {axis} is not known")
+                    shape.append(size)
         if formal.broadcast:  # some axes of 1, and some left out in front
             shape = [1 if rng.random() < 0.3 else size for size in shape][
                 int(rng.integers(0, len(shape))) if shape and rng.random() < 0.5 else 0 :

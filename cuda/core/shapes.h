@@ -103,7 +103,7 @@ class Binder {
     uint32_t known = 0;  // the axes that had a value before this input, one bit each: what an error explains
     int position = 0;
     for (const Axis& axis : axes) {
-      known |= uint32_t(axis.run ? axis.run->rank >= 0 : axis.size && is_set(*axis.size)) << position++;
+      known |= uint32_t(axis.run ? axis.run->rank >= 0 : is_set(axis.size ? *axis.size : axis.computed)) << position++;
       if (!axis.run) {
         rest -= 1;
       } else if (axis.run->rank >= 0) {
@@ -184,11 +184,14 @@ class Binder {
                                 const char* what) {
     std::string line, known;
     int position = 0;
+    std::vector<std::string> told;
     for (const Axis& axis : axes) {
       line += (line.empty() ? "" : " ") + std::string(axis.name);
-      if (explained >> position++ & 1 && (axis.run || axis.size))
-        known += (known.empty() ? " with " : ", ") + std::string(axis.name) + " = " +
-                 (axis.run ? text(*axis.run) : text(*axis.size));
+      const std::string value = axis.run ? text(*axis.run) : text(axis.size ? *axis.size : axis.computed);
+      const bool is_told = std::find(told.begin(), told.end(), axis.name) != told.end();
+      if (!(explained >> position++ & 1) || value == axis.name || is_told) continue;  // 8 = 8 says nothing
+      known += (known.empty() ? " with " : ", ") + std::string(axis.name) + " = " + value;
+      told.push_back(axis.name);
     }
     throw Error(std::string(name) + ": expected " + what + " [" + line + "]" + known + ", got " + text(came));
   }

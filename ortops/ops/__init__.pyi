@@ -16,6 +16,7 @@ __all__ = [
     "identity",
     "layer_norm",
     "linear",
+    "packed_qkv_attention",
     "rms_norm",
     "scaled_dot_product_attention",
     "sequence_pool",
@@ -73,6 +74,23 @@ def linear(
 
     The weight is [in, out] as ONNX's MatMul has it, or [out, in] as PyTorch's Linear. `gelu` is the exact one with the error
     function, `gelu_tanh` its approximation (Hendrycks & Gimpel, 2016). Products are accumulated in float32.
+    """
+
+def packed_qkv_attention(
+    qkv: Tensor,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    scale: float | None = None,
+    causal: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """ScaledDotProductAttention of one tensor that holds all query heads, then all key heads, then all value heads.
+
+    That is what one Linear writes for all three, its result [B, S, (heads + 2 kv_heads) D] seen as [B, S, heads + 2 kv_heads, D]:
+    they are read where they lie. Mask, scale and limits are those of ScaledDotProductAttention, here with as many keys as
+    queries; with `causal` position i sees the positions up to i. kv_heads divides heads.
     """
 
 def rms_norm(

@@ -254,3 +254,99 @@ def _bias(query: Value, key: Value, mask: Value | None, causal: str) -> Value | 
 
 def _merged(y: Value, layout: str) -> Value:
     return onnx.Transpose(y, perm=[0, 2, 1, 3]) if layout == "BSHD" else y
+
+
+# --- one tensor -----------------------------------------------------------------------------------------------------
+
+
+def _packed_case(
+    name: str,
+    length: int,
+    size: int,
+    mask: str = "",
+    *,
+    heads: tuple[int, int] = (4, 4),
+    causal: bool = False,
+    **options: Any,
+) -> Case:
+    """The same, packed."""
+    case = _case(name, (length, length), size, mask, heads=heads, layout="BSHD", **options)
+
+    def inputs(rng: np.random.Generator) -> dict[str, np.ndarray | None]:
+        given = case.inputs(rng)
+        parts = [given[part] for part in ("query", "key", "value")]
+        return {"qkv": np.concatenate(parts, axis=2), "mask": given["mask"]}
+
+    attributes = {"heads": heads[0], "kv_heads": heads[1], "causal": causal}
+    return Case(inputs, attributes, f"{case.name}, {heads[0]} and {heads[1]} heads")
+
+
+def _packed_cases() -> Iterator[Case]:
+    yield _packed_case("demo", 128, 32, "B11K", heads=(12, 12))
+    for size in (7, 8, 40, 64, 128, 512):
+        yield _packed_case("head size", 70, size)
+        yield _packed_case("head size", 37, size, "B11K", heads=(6, 2), causal=True)
+    for length in (1, 17, 63, 64, 65, 127, 129, 300):
+        yield _packed_case("length", length, 32, "B11K")
+        yield _packed_case("length", length, 64, causal=True)
+    for kind in ("bool", "float", "inf"):
+        for mask in MASKS:
+            yield _packed_case("mask", 53, 32, mask, kind=kind, heads=(4, 2))
+    yield _packed_case("no batch", 6, 8, "B11K", batch=0)
+    yield _packed_case("no token", 0, 8)
+
+
+def _packed_sizes(sizes: dict[str, int]) -> dict[str, int]:
+    return sizes | {"B": min(sizes["B"], 3), "D": min(sizes["D"], 512)}
+
+
+def _packed_terms(qkv, mask=None, *, heads, kv_heads, **attributes):
+    values = np.arange(qkv.shape[2]) >= heads + kv_heads
+    absolute = np.where(values[:, None], np.abs(qkv), qkv)
+    return packed_qkv_attention.function(absolute, mask, heads=heads, kv_heads=kv_heads, **attributes)
+
+
+@op(
+    "qkv: T[B S heads+2*kv_heads D], mask: M?<B heads S S> -> y: T[B S heads D]",
+    name="PackedQKVAttention",
+    T=FLOATS,
+    M=("bool", "T"),
+    testing=Testing(
+        cases=tuple(_packed_cases()),
+        attributes={"heads": 4, "kv_heads": 2},
+        sizes=_packed_sizes,
+        terms=_packed_terms,
+        bar=scaled_dot_product_attention.testing.bar,  # the same kernels
+    ),
+)
+def packed_qkv_attention(
+    qkv,
+    mask=None,
+    *,
+    heads: Annotated[int, Range(min=1)],
+    kv_heads: Annotated[int, Range(min=1)],
+    scale: Annotated[float, Range(min=0)] | None = None,
+    causal: bool = False,
+):
+    """ScaledDotProductAttention of one tensor that holds all query heads, then all key heads, then all value heads.
+
+    That is what one Linear writes for all three, its result [B, S, (heads + 2 kv_heads) D] seen as [B, S, heads + 2 kv_heads, D]:
+    they are read where they lie. Mask, scale and limits are those of ScaledDotProductAttention, here with as many keys as
+    queries; with `causal` position i sees the positions up to i. kv_heads divides heads.
+    """
+    if heads % kv_heads:
+        raise OpError(f"PackedQKVAttention: attribute kv_heads: expected a divisor of heads = {heads}, got {kv_heads}")
+    query, key, value = np.split(qkv, [heads, heads + kv_heads], axis=2)
+    return scaled_dot_product_attention.function(
+        query, key, value, mask, scale=scale, causal="top_left" if causal else "none", layout="BSHD"
+    )
+
+
+@packed_qkv_attention.decomposition
+def _(qkv: Value, mask: Value | None, *, heads: int, kv_heads: int, scale: float | None, causal: bool) -> Value:
+    query, key, value = onnx.Split(qkv, [heads, kv_heads, kv_heads], outputs=3, axis=2)
+    assert scaled_dot_product_attention.body is not None
+    result: Value = scaled_dot_product_attention.body(
+        query, key, value, mask, scale=scale, causal="top_left" if causal else "none", layout="BSHD"
+    )
+    return result

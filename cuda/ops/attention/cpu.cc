@@ -275,11 +275,8 @@ class Worker {
   const M* last_mask_row = nullptr;
 };
 
-}  // namespace
-
 template <class T, class M>
-void scaled_dot_product_attention_cpu(const ScaledDotProductAttentionArgs<T, M>& a, Context& context) {
-  const Problem p = attention::problem_of(a);
+void attend(const Problem& p, Context& context) {
   const int64_t rows = p.group * p.queries;
   const int64_t block_rows =
       std::min(rows, std::clamp(kBlockScores / std::max<int64_t>(p.keys, 1), kMinBlockRows, kBlockRows));
@@ -291,6 +288,18 @@ void scaled_dot_product_attention_cpu(const ScaledDotProductAttentionArgs<T, M>&
     Worker<T, M> worker(p, block_rows, context);
     for (int64_t i = begin; i < end; ++i) worker.run(i / blocks, i % blocks);
   });
+}
+
+}  // namespace
+
+template <class T, class M>
+void scaled_dot_product_attention_cpu(const ScaledDotProductAttentionArgs<T, M>& a, Context& context) {
+  attend<T, M>(attention::problem_of(a), context);
+}
+
+template <class T, class M>
+void packed_qkv_attention_cpu(const PackedQKVAttentionArgs<T, M>& a, Context& context) {
+  attend<T, M>(attention::problem_of(a), context);
 }
 
 }  // namespace ortops

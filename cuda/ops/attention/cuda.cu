@@ -238,13 +238,22 @@ bool attend_specially(const Problem& p, Context& context) {
   return attention::attend_cudnn(p, context) || attention::attend_mma(p, context);
 }
 
+template <class T>
+void attend_any(const Problem& p, Context& context) {
+  if (attention::is_vectorised(p) && attend_specially(p, context)) return;
+  attend_general<T>(p, context);
+}
+
 }  // namespace
 
 template <class T, class M>
 void scaled_dot_product_attention_cuda(const ScaledDotProductAttentionArgs<T, M>& a, Context& context) {
-  const Problem p = attention::problem_of(a);
-  if (attention::is_vectorised(p) && attend_specially(p, context)) return;
-  attend_general<T>(p, context);
+  attend_any<T>(attention::problem_of(a), context);
+}
+
+template <class T, class M>
+void packed_qkv_attention_cuda(const PackedQKVAttentionArgs<T, M>& a, Context& context) {
+  attend_any<T>(attention::problem_of(a), context);
 }
 
 }  // namespace ortops
