@@ -44,18 +44,20 @@ inline float half_to_float(uint16_t bits) {
   return bit_cast<float>(sign | special | (special ? magnitude & 0x007fffffu : bit_cast<uint32_t>(scaled)));
 }
 
+// Without branches, so that compilers make vectors of it: all three results are computed. Magnitudes are compared as
+// signed integers, which SSE2 can.
 inline uint16_t float_to_half(float value) {
   const uint32_t bits = bit_cast<uint32_t>(value);
-  const uint16_t sign = uint16_t((bits >> 16) & 0x8000);
+  const uint32_t sign = (bits >> 16) & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return uint16_t(sign | 0x7e00);
-  if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00);  // 65520 and above round to infinity
-  if (magnitude < 0x38800000u) {  // subnormal: the addition of 0.5 makes the float unit round at the right bit
-    const float shifted = bit_cast<float>(magnitude) + 0.5f;
-    return uint16_t(sign | (bit_cast<uint32_t>(shifted) - 0x3f000000u));
-  }
+  const int32_t order = static_cast<int32_t>(magnitude);
   const uint32_t odd = (magnitude >> 13) & 1;
-  return uint16_t(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
+  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + odd) >> 13;
+  // The addition of 0.5 makes the float unit round a subnormal at the right bit.
+  const uint32_t small = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  const uint32_t huge = order > 0x7f800000 ? 0x7e00u : 0x7c00u;  // NaN, or infinity
+  const uint32_t finite = order < 0x38800000 ? small : normal;
+  return uint16_t(sign | (order >= 0x477ff000 ? huge : finite));  // 65520 and above round to infinity
 }
 
 inline uint16_t float_to_bfloat(float value) {

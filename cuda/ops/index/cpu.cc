@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <cstring>
 
+#include "device/arrays.h"
 #include "device/index.h"
 #include "gen/index.h"
 
 namespace ortops {
 namespace {
 
+constexpr int64_t kChunk = 512;    // elements that are added at a time
 constexpr int64_t kGrain = 16384;  // elements worth a thread's while
 
 }  // namespace
@@ -29,11 +31,17 @@ void embedding_cpu(const EmbeddingArgs<I, T>& a, Context& context) {
         continue;
       }
       const T* residual = a.residual + residual_row(row);
-      if (residual_step == 1) {
-        for (int64_t d = 0; d < width; ++d) y[d] = from_float<T>(to_float(from[d]) + to_float(residual[d]));
-      } else {
-        const float same = to_float(*residual);
-        for (int64_t d = 0; d < width; ++d) y[d] = from_float<T>(to_float(from[d]) + same);
+      for (int64_t begin = 0; begin < width; begin += kChunk) {
+        const int64_t count = std::min(kChunk, width - begin);
+        float sum[kChunk];
+        widen(from + begin, sum, count);
+        if (residual_step == 1) {
+          add(sum, residual + begin, count);
+        } else {
+          const float same = to_float(*residual);
+          for (int64_t d = 0; d < count; ++d) sum[d] += same;
+        }
+        narrow(sum, y + begin, count);
       }
     }
   };

@@ -4,6 +4,7 @@
 // block of columns.
 #include <algorithm>
 
+#include "device/arrays.h"
 #include "ops/linear/math.h"
 
 namespace ortops {
@@ -13,30 +14,8 @@ constexpr int64_t kWideElements = 4 << 20;  // of a block that is widened: 16 Mi
 constexpr int64_t kGrain = 16384;           // elements a thread takes at least; a task costs about as much as 500
 constexpr int64_t kChunk = 512;  // floats that go through the steps of the last pass together, in the L1 cache
 
-// Vectors as wide as the processor has: SSE2 alone would take four times as long.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define ORTOPS_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), noinline))
-#else
-#define ORTOPS_VECTORISED
-#endif
-
-template <class T>
-ORTOPS_VECTORISED void widen(const T* from, float* to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
-}
-
-template <class T>
-ORTOPS_VECTORISED void narrow(const float* from, T* to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) to[i] = from_float<T>(from[i]);
-}
-
-template <class T>
-ORTOPS_VECTORISED void add(float* sum, const T* addend, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) sum[i] += to_float(addend[i]);
-}
-
 template <class Activation>
-ORTOPS_VECTORISED void activate(float* values, int64_t count) {
+ORTOPS_CLONES void activate(float* values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) values[i] = Activation()(values[i]);
 }
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
+#include "device/arrays.h"
 #include "gen/sequence.h"
 
 namespace ortops {
@@ -12,21 +14,38 @@ namespace {
 constexpr int64_t kTile = 1024;    // sums that are kept at a time
 constexpr int64_t kGrain = 16384;  // elements worth a thread's while
 
+// The row as floats: in place where it holds such.
+template <class T>
+const float* widened(const T* row, int64_t count, float* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    return row;
+  } else {
+    widen(row, buffer, count);
+    return buffer;
+  }
+}
+
+ORTOPS_CLONES void accumulate(const float* row, double* sums, int64_t count) {
+  for (int64_t d = 0; d < count; ++d) sums[d] += row[d];
+}
+
+// A NaN stays, as in numpy.
+ORTOPS_CLONES void take_larger(const float* row, float* y, int64_t count) {
+  for (int64_t d = 0; d < count; ++d) y[d] = row[d] > y[d] || row[d] != row[d] ? row[d] : y[d];
+}
+
 // y[0..count) = the pooled columns of one sequence of S rows; x begins at its first column.
 template <class T, class M>
 void pool(const T* x, const M* mask, int64_t S, int64_t D, int64_t count, SequencePoolAttributes::Mode mode, float* y) {
   using Mode = SequencePoolAttributes::Mode;
+  float buffer[kTile];
   int64_t kept = 0;
   if (mode == Mode::max) {
     std::fill_n(y, count, -std::numeric_limits<float>::infinity());
     for (int64_t s = 0; s < S; ++s) {
       if (mask[s] == M(0)) continue;
       ++kept;
-      const T* row = x + s * D;
-      for (int64_t d = 0; d < count; ++d) {
-        const float value = to_float(row[d]);
-        y[d] = value > y[d] || value != value ? value : y[d];  // a NaN stays, as in numpy
-      }
+      take_larger(widened(x + s * D, count, buffer), y, count);
     }
     if (kept == 0) std::fill_n(y, count, 0.0f);
     return;
@@ -36,8 +55,7 @@ void pool(const T* x, const M* mask, int64_t S, int64_t D, int64_t count, Sequen
   for (int64_t s = 0; s < S; ++s) {
     if (mask[s] == M(0)) continue;
     ++kept;
-    const T* row = x + s * D;
-    for (int64_t d = 0; d < count; ++d) sums[d] += to_float(row[d]);
+    accumulate(widened(x + s * D, count, buffer), sums, count);
     if (mode == Mode::first) break;
   }
   const double scale = std::max<int64_t>(kept, 1);
@@ -64,8 +82,8 @@ void sequence_pool_cpu(const SequencePoolArgs<T, M>& a, Context& context) {
       };
       const auto write = [&](int64_t begin, int64_t count) {
         const float length = a.normalize ? static_cast<float>(std::max(std::sqrt(squares), 1e-12)) : 1.0f;
-        T* y = a.y + b * a.D + begin;
-        for (int64_t d = 0; d < count; ++d) y[d] = from_float<T>(pooled[d] / length);
+        for (int64_t d = 0; d < count; ++d) pooled[d] /= length;
+        narrow(pooled, a.y + b * a.D + begin, count);
       };
       if (a.normalize && a.D > kTile) {  // too long to be kept until its length is known: once more
         each_tile(measure);

@@ -1,0 +1,36 @@
+// Loops over arrays for kernels on the CPU. The library is compiled for any x86-64, which has vectors of four floats
+// and no conversion of half precision; here is what takes the vectors and conversions that the processor has.
+//
+// ORTOPS_CLONES before a function has it compiled for three generations of processors; the dynamic loader takes the
+// best one. The clones differ in rounding alone (they may fuse a product and a sum). Such a function is a plain loop:
+// what it calls must be inlined (ORTOPS_INLINE), else it remains a call of code for any processor.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "device/types.h"
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define ORTOPS_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), noinline))
+#else
+#define ORTOPS_CLONES
+#endif
+#define ORTOPS_INLINE inline __attribute__((always_inline))
+
+namespace ortops {
+
+void widen(const float16* from, float* to, int64_t count);
+void widen(const bfloat16* from, float* to, int64_t count);
+inline void widen(const float* from, float* to, int64_t count) { std::memcpy(to, from, count * sizeof(float)); }
+
+void narrow(const float* from, float16* to, int64_t count);
+void narrow(const float* from, bfloat16* to, int64_t count);
+inline void narrow(const float* from, float* to, int64_t count) { std::memcpy(to, from, count * sizeof(float)); }
+
+// sum += addend
+void add(float* sum, const float* addend, int64_t count);
+void add(float* sum, const float16* addend, int64_t count);
+void add(float* sum, const bfloat16* addend, int64_t count);
+
+}  // namespace ortops
