@@ -7,8 +7,9 @@
 // product leaves them: rounded, they are the other operand of the second. So a weight has the error of its rounding,
 // 2^-11 (bfloat16: 2^-8) of itself, besides what the general kernel has.
 //
-// Boolean masks that are the same for all queries (padding) are read once a tile and warp, as bits; others element by
-// element.
+// Boolean masks that are the same for all queries (padding) are read once a block, into bits in shared memory, while
+// the first tile is on its way; tiles of which no key is kept are left out from then on. Other masks are read element
+// by element.
 #include <algorithm>
 #include <cfloat>
 #include <climits>
@@ -24,9 +25,10 @@ using attention::Problem;
 
 constexpr int kWarp = 32;
 constexpr int kMaxWarps = 8;
-constexpr int kRows = 16;  // queries of a warp
-constexpr int kStages = 2;
+constexpr int kRows = 16;   // queries of a warp
+constexpr int kStages = 2;  // of tiles: one that is used, one that is on its way
 constexpr int64_t kMaxSize = 128;
+constexpr int64_t kMaxKeyBits = 64 * 1024;  // 8 KiB beside the tiles; a longer mask is read element by element
 constexpr float kLog2E = 1.44269504f;
 
 // What depends on the head size, which is rounded up to kSize. Blocks a multiprocessor: what the registers allow (not
@@ -49,6 +51,9 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
+// The lowest `count` bits.
+__device__ __forceinline__ uint32_t lowest(int count) { return count <= 0 ? 0 : ~0u >> (kWarp - min(count, kWarp)); }
+
 // kKeyMask: the mask is absent, or boolean and the same for all queries.
 template <class T, int kSize, bool kKeyMask>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
@@ -60,6 +65,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
   using Lines = T[kKeys][kLine];
   Lines* const key_lines = reinterpret_cast<Lines*>(memory);
   Lines* const value_lines = key_lines + kStages;
+  uint32_t* const key_bits = reinterpret_cast<uint32_t*>(value_lines + kStages);  // of the keys that the mask keeps
 
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, threads = blockDim.x;
   const int g = lane / 4, t = lane % 4;
@@ -78,13 +84,11 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
   const int first_row = tile * block_rows + warp * kRows;
   const int rows[2] = {first_row + g, first_row + g + 8};
   const auto visible_keys = [&](int q) { return static_cast<int>(attention::visible_keys(q, p.diagonal, p.keys)); };
-  const int visible[2] = {visible_keys(rows[0]), visible_keys(rows[1])};
-  const int visible_to_all = visible_keys(first_row);
   const int end = visible_keys(min((tile + 1) * block_rows, queries) - 1);
+  const int warp_end = first_row < queries ? visible_keys(min(first_row + kRows, queries) - 1) : 0;
 
-  const auto copy_tile = [&](int first_key) {
+  const auto copy_tile = [&](int first_key, int stage) {
     if (first_key < end) {
-      const int stage = first_key / kKeys % kStages;
       for (int i = threadIdx.x; i < kKeys * kVectors; i += threads) {
         const int k = i / kVectors, c = i % kVectors * 8;
         const bool inside = first_key + k < keys;
@@ -97,8 +101,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
     }
     commit_copies();
   };
-#pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) copy_tile(stage * kKeys);
+  copy_tile(0, 0);  // whatever the mask says of it: nearly always it keeps some of the first keys
 
   uint32_t q[kSize / 16][4];
 #pragma unroll
@@ -111,25 +114,44 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
     }
   }
 
-  float top[2] = {-INFINITY, -INFINITY}, base[2] = {}, sum[2] = {};
-  float result[kSize / 8][4] = {};
-  for (int first_key = 0; first_key < end; first_key += kKeys) {
-    const int stage = first_key / kKeys % kStages;
-    uint32_t kept[kKeys / kWarp];
-    bool all_kept = first_key + kKeys <= visible_to_all;
-    if constexpr (kKeyMask) {
-#pragma unroll
-      for (int i = 0; i < kKeys / kWarp; ++i) {
-        const int k = first_key + i * kWarp + lane;
-        const bool keep = k < keys && (p.mask_kind == MaskKind::none ||
-                                       static_cast<const bool*>(p.mask)[mask_offset + k * p.mask_steps[3]]);
-        kept[i] = __ballot_sync(0xffffffffu, keep);
-        all_kept = all_kept && kept[i] == 0xffffffffu;
-        kept[i] >>= t * 2;
-      }
+  const bool masked = kKeyMask && p.mask_kind != MaskKind::none;
+  if (masked) {
+    const bool* mask = static_cast<const bool*>(p.mask) + mask_offset;
+    for (int word = warp; word < (end + kKeys - 1) / kKeys * (kKeys / kWarp); word += threads / kWarp) {
+      const int k = word * kWarp + lane;
+      const uint32_t bits = __ballot_sync(0xffffffffu, k < keys && mask[k * p.mask_steps[3]]);
+      if (lane == 0) key_bits[word] = bits;
     }
+    __syncthreads();
+  }
+  // The first tile from there on of which the mask keeps a key.
+  const auto next_tile = [&](int first_key) {
+    const auto is_kept = [&] {
+      uint32_t any = 0;
+#pragma unroll
+      for (int i = 0; i < kKeys / kWarp; ++i) any |= key_bits[first_key / kWarp + i];
+      return any != 0;
+    };
+    while (masked && first_key < end && !is_kept()) first_key += kKeys;
+    return first_key;
+  };
+
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  float result[kSize / 8][4] = {};
+  int first_key = 0, stage = 0;
+  int next_key = next_tile(kKeys);
+  copy_tile(next_key, 1);
+  const auto advance = [&] {
+    __syncthreads();
+    first_key = next_key;
+    next_key = next_tile(next_key + kKeys);
+    copy_tile(next_key, stage);
+    stage ^= 1;
+  };
+  for (; first_key < end; advance()) {
     wait_for_copies<kStages - 1>();
     __syncthreads();
+    if (first_key >= warp_end) continue;  // causal: all of it lies behind this warp's queries
 
     float scores[kKeys / 8][4] = {};
 #pragma unroll
@@ -146,13 +168,21 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
     // From here on a score's exponential is 2^(score * factor).
     const float factor = kKeyMask ? scale : 1.0f;
     if constexpr (kKeyMask) {
+      uint32_t kept[kKeys / kWarp];
+      bool all_kept = first_key + kKeys <= visible_keys(first_row);
+#pragma unroll
+      for (int i = 0; i < kKeys / kWarp; ++i) {
+        kept[i] = masked ? key_bits[first_key / kWarp + i] : ~0u;
+        all_kept = all_kept && kept[i] == ~0u;
+      }
       if (!all_kept) {
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const bool keep = kept[n / 4] >> (n % 4 * 8 + j % 2) & 1;
-            if (!keep || first_key + n * 8 + t * 2 + j % 2 >= visible[j / 2]) scores[n][j] = -INFINITY;
+            const int word = n / 4, before = first_key + word * kWarp;
+            const uint32_t bits = (kept[word] & lowest(visible_keys(rows[j / 2]) - before)) >> (t * 2);
+            if (!(bits >> (n % 4 * 8 + j % 2) & 1)) scores[n][j] = -INFINITY;
           }
         }
       }
@@ -163,7 +193,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
         for (int j = 0; j < 4; ++j) {
           const int row = rows[j / 2], k = first_key + n * 8 + t * 2 + j % 2;
           float bias = -INFINITY;
-          if (row < queries && k < visible[j / 2]) {
+          if (row < queries && k < visible_keys(rows[j / 2])) {
             bias = attention::mask_value<T>(p, mask_offset + row * p.mask_steps[2] + k * p.mask_steps[3]) * kLog2E;
           }
           scores[n][j] = bias == -INFINITY ? bias : scores[n][j] * scale + bias;
@@ -171,7 +201,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
       }
     }
 
-    float shrink[2];
+    float base[2], shrink[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float largest = top[i];
@@ -179,11 +209,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
       for (int n = 0; n < kKeys / 8; ++n) largest = fmaxf(largest, fmaxf(scores[n][i * 2], scores[n][i * 2 + 1]));
       largest = quad_max(largest);
       // Rounded by itself, not fused with the subtraction: of large scores the old and the new base would differ in
-      // nothing else.
-      const float new_base =
-          largest == -INFINITY ? 0.0f : __fmul_rn(largest, factor);  // no key so far: all below are 2^-inf
-      shrink[i] = top[i] == -INFINITY ? 0.0f : fast_exp2(base[i] - new_base);
-      base[i] = new_base;
+      // nothing else. No key so far: all below are 2^-inf.
+      const auto base_of = [&](float score) { return score == -INFINITY ? 0.0f : __fmul_rn(score, factor); };
+      base[i] = base_of(largest);
+      shrink[i] = top[i] == -INFINITY ? 0.0f : fast_exp2(base_of(top[i]) - base[i]);
       top[i] = largest;
       sum[i] *= shrink[i];
     }
@@ -213,8 +242,6 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, Tile<kSize>::kBlocks)
         mma<T>(result[n + 1], weights, b[2], b[3]);
       }
     }
-    __syncthreads();
-    copy_tile(first_key + kStages * kKeys);
   }
 
   // Through shared memory, so that a lane writes 16 bytes at once; nobody copies into it any more.
@@ -258,14 +285,17 @@ bool attend_tiles(const Problem& p, Context& context) {
   if (blocks > INT_MAX) return false;
   // A scale of 0 would make NaN of -inf.
   const float scale = std::max(p.scale * kLog2E, FLT_MIN);
+  constexpr int64_t kKeys = Tile<kSize>::kKeys;
+  const int64_t bits = kKeyMask && p.mask ? (p.keys + kKeys - 1) / kKeys * kKeys : 0;
   launch(attend<T, kSize, kKeyMask>, static_cast<unsigned>(blocks), static_cast<unsigned>(warps * kWarp),
-         Tile<kSize>::kBytes, context, p, static_cast<int>(tiles), scale);
+         Tile<kSize>::kBytes + bits / 8, context, p, static_cast<int>(tiles), scale);
   return true;
 }
 
 template <class T, int kSize>
 bool attend_masked(const Problem& p, Context& context) {
-  const bool key_mask = p.mask_kind == MaskKind::none || (p.mask_kind == MaskKind::boolean && p.mask_steps[2] == 0);
+  const bool key_mask = p.mask_kind == MaskKind::none ||
+                        (p.mask_kind == MaskKind::boolean && p.mask_steps[2] == 0 && p.keys <= kMaxKeyBits);
   return key_mask ? attend_tiles<T, kSize, true>(p, context) : attend_tiles<T, kSize, false>(p, context);
 }
 
