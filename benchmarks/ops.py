@@ -185,6 +185,35 @@ def attentions(bench: Bench, runner: Runner, rate: float) -> None:
         )
         build = lambda q, k, v, mask=None, causal=causal: ops.scaled_dot_product_attention(q, k, v, mask, causal=causal)  # noqa: E731
         compare(bench, runner, name, build, inputs, peers, stock=b * h * s * s < 2**31)
+    for masked in (False, True):
+        packed_attention(bench, runner, 64, 12, 128, 32, masked)
+
+
+def packed_attention(bench: Bench, runner: Runner, b: int, h: int, s: int, d: int, masked: bool) -> None:
+    """Attention of one tensor, as the product for query, key and value writes it; lengths of a quarter up to all, as in minilm.py."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    qkv = torch.randn(b, s, 3 * h, d, dtype=torch.float16, device="cuda")
+    inputs = {"qkv": qkv}
+    mask = None
+    if masked:
+        lengths = torch.randint(s // 4, s + 1, (b,), device="cuda")
+        mask = (torch.arange(s, device="cuda")[None] < lengths[:, None])[:, None, None, :].contiguous()
+        inputs["mask"] = mask
+
+    def sdpa(*backends: Any) -> Any:
+        q, k, v = qkv.view(b, s, 3, h, d).permute(2, 0, 3, 1, 4)
+        if not backends:
+            return functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
+        with sdpa_kernel(list(backends)):
+            return functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
+
+    peers = {"torch": sdpa, "torch cuDNN": lambda: sdpa(SDPBackend.CUDNN_ATTENTION)}
+    if not masked:
+        peers["torch flash"] = lambda: sdpa(SDPBackend.FLASH_ATTENTION)
+    name = f"Attention packed {b}x{h}x{s}x{d} float16{' key mask' if masked else ''}"
+    build = lambda qkv, mask=None: ops.packed_qkv_attention(qkv, mask, heads=h, kv_heads=h)  # noqa: E731
+    compare(bench, runner, name, build, inputs, peers)
 
 
 def lookups(bench: Bench, runner: Runner, rate: float) -> None:
