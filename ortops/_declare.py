@@ -738,8 +738,12 @@ class Op:
     def _match(
         self, formal: Formal, shape: tuple[Axis, ...], bindings: Bindings, attributes: Mapping[str, Any], where: str
     ) -> None:
-        wrong = OpError(f"{where}: {formal.name}: expected shape {self._explain(formal, bindings)}, got {_text(shape)}")
+        wrong = OpError(
+            f"{where}: {formal.name}: expected shape {self._explain(formal, bindings, attributes)}, got {_text(shape)}"
+        )
         unknown = [axis for axis in formal.axes if isinstance(axis, Group) and axis.name not in bindings.runs]
+        if len(unknown) > 1:
+            return  # an input that would tell where one run ends is of unknown rank
         length = len(shape) - sum(
             len(bindings.runs[a.name]) if isinstance(a, Group) else 1 for a in formal.axes if a not in unknown
         )

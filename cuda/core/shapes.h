@@ -108,6 +108,8 @@ class Binder {
         rest -= 1;
       } else if (axis.run->rank >= 0) {
         rest -= axis.run->rank;
+      } else if (unknown) {
+        return;  // an input that would tell where one run ends is of unknown rank
       } else {
         unknown = axis.run;
       }
