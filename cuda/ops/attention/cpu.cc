@@ -9,16 +9,8 @@
 #include <limits>
 #include <memory>
 
+#include "device/arrays.h"
 #include "ops/attention/problem.h"
-
-// These loops are what a call spends its time on beside the products: made for three generations of processors, of
-// which the loader takes the best that there is.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define ORTOPS_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define ORTOPS_CLONES
-#endif
-#define ORTOPS_INLINE inline __attribute__((always_inline))  // else they stay calls in the clones
 
 namespace ortops {
 namespace {
@@ -112,23 +104,8 @@ float softmax(float* scores, const float* bias, float scale, int64_t count) {
   return sum_of(scores, count);
 }
 
-ORTOPS_CLONES void convert(const float16* from, float* to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
-}
-ORTOPS_CLONES void convert(const bfloat16* from, float* to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
-}
-inline void convert(const float* from, float* to, int64_t count) { std::memcpy(to, from, count * sizeof(float)); }
-
-// to[i] = from[i] * factor; `to` may be `from`.
-ORTOPS_CLONES void scaled(const float* from, float* to, int64_t count, float factor) {
-  for (int64_t i = 0; i < count; ++i) to[i] = from[i] * factor;
-}
-ORTOPS_CLONES void scaled(const float* from, float16* to, int64_t count, float factor) {
-  for (int64_t i = 0; i < count; ++i) to[i] = from_float<float16>(from[i] * factor);
-}
-ORTOPS_CLONES void scaled(const float* from, bfloat16* to, int64_t count, float factor) {
-  for (int64_t i = 0; i < count; ++i) to[i] = from_float<bfloat16>(from[i] * factor);
+ORTOPS_CLONES void multiply(float* values, float factor, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) values[i] *= factor;
 }
 
 // y[m, n] = x[m, k] w, or x w' with w[n, k].
@@ -198,7 +175,7 @@ class Worker {
         const int64_t stacked = first + row;
         const T* from =
             static_cast<const T*>(p.query) + at(p.query_steps, batch, head + stacked / p.queries, stacked % p.queries);
-        convert(from, queries.get() + row * p.size, p.size);
+        widen(from, queries.get() + row * p.size, p.size);
       }
     }
     product(count, visible, p.size, query, key, true, scores.get(), context);
@@ -219,7 +196,9 @@ class Worker {
     for (int64_t row = 0; row < count; ++row) {
       const int64_t stacked = first + row;
       T* to = static_cast<T*>(p.y) + at(p.y_steps, batch, head + stacked / p.queries, stacked % p.queries);
-      scaled(result + row * p.value_size, to, p.value_size, sums[row] == 0 ? 0.0f : 1 / sums[row]);
+      float* from = result + row * p.value_size;
+      multiply(from, sums[row] == 0 ? 0.0f : 1 / sums[row], p.value_size);
+      if (!y_in_place) narrow(from, to, p.value_size);
     }
   }
 
@@ -243,7 +222,7 @@ class Worker {
       if (in_place) return from;
     }
     if (is_new) {
-      for (int64_t row = 0; row < p.keys; ++row) convert(from + row * steps.position, to + row * size, size);
+      for (int64_t row = 0; row < p.keys; ++row) widen(from + row * steps.position, to + row * size, size);
     }
     return to;
   }
@@ -258,7 +237,7 @@ class Worker {
     if constexpr (std::is_same_v<M, bool>) {
       for (int64_t j = 0; j < count; ++j) bias[j] = row[j * steps[3]] ? 0 : -kInfinity;
     } else if (steps[3] == 1) {
-      convert(row, bias.get(), count);
+      widen(row, bias.get(), count);
     } else {
       std::fill_n(bias.get(), count, to_float(row[0]));
     }
