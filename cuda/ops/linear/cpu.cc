@@ -46,7 +46,7 @@ void widen_block(const T* from, int64_t rows, int64_t columns, int64_t stride, f
 template <class T>
 void finish_block(const LinearArgs<T>& a, const float* product, int64_t first_row, int64_t rows, int64_t first_column,
                   int64_t columns, Context& context) {
-  linear::with_activation(a.activation, [&](auto activation) {
+  linear::with_activation<T>(a.activation, [&](auto activation) {
     context.parallel_for(rows, std::max<int64_t>(1, kGrain / columns), [&](int64_t begin, int64_t end) {
       const T* bias = a.bias ? a.bias + first_column : nullptr;
       for (int64_t row = begin; row < end; ++row) {

@@ -25,64 +25,63 @@ namespace {
 using Activation = LinearAttributes::Activation;
 
 // How the kernel is laid out: the part of y that a group of warps makes at a time, its depth, the thread blocks that
-// share loads, and how many tiles wide a stripe is that stays in the L2 cache. Chosen by reasoning so far;
-// tests/gpu/linear_tuning.cu measures it against others.
+// share loads; the part of it that is stored at a time, and how many of those are in flight; how many tiles wide a
+// stripe is that stays in the L2 cache. Chosen by reasoning so far: 128x128 was 1.09 of the bare product at
+// 8192x2048x8192, and this loads a quarter less. tests/gpu/linear_tuning.cu measures it against others.
 struct Tuning {
-  using Tile = cute::Shape<cute::_128, cute::_128, cute::_64>;
+  using Tile = cute::Shape<cute::_128, cute::_192, cute::_64>;
   using Cluster = cute::Shape<cute::_2, cute::_1, cute::_1>;
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
-  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
+  using Stored = cute::Shape<cute::_64, cute::_64>;
+  static constexpr int kStores = 2;
   static constexpr int kStripe = 8;
 };
 
-// Below this, tiles of 128x128 do not fill the chip evenly, and cuBLASLt's choice of kernels should win (not measured).
-constexpr int64_t kLeastTiles = 4 * 132;
+// With fewer elements in y, tiles do not fill the chip evenly, and cuBLASLt's choice of kernels should win (not
+// measured). With a smaller K the activation takes longer than the product of the other group, and a pass is faster (at
+// 8192x384x1536 on an H200: 0.033 ms against 0.041 before the activation had become cheaper).
+constexpr int64_t kLeastElements = 4 * 132 * 128 * 128, kLeastDepth = 512;
 
-struct Choice {
-  Activation activation;
+// F(sum + bias), on as many values as CUTLASS hands over.
+template <class F>
+struct After {
+  template <class Values>
+  struct Bias {
+    CUTLASS_DEVICE Values operator()(const Values& sums, const Values& biases) const {
+      Values result;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < Values::kElements; ++i) result[i] = F()(sums[i] + biases[i]);
+      return result;
+    }
+  };
 };
 
-// activation(sum + bias), on as many values as CUTLASS hands over. Which activation is decided here, once for all of
-// them: a kernel for each would double the compile time.
-template <class Values>
-struct BiasActivation {
-  using Arguments = Choice;
+template <class T>
+using ElementOf = std::conditional_t<std::is_same_v<T, float16>, cutlass::half_t, cutlass::bfloat16_t>;
 
-  CUTLASS_DEVICE Values operator()(const Values& sums, const Values& biases, const Choice& choice) const {
-    return choice.activation == Activation::gelu ? apply(sums, biases, Gelu()) : apply(sums, biases, Silu());
-  }
-
-  template <class F>
-  CUTLASS_DEVICE Values apply(const Values& sums, const Values& biases, F activation) const {
-    Values result;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < Values::kElements; ++i) result[i] = activation(sums[i] + biases[i]);
-    return result;
-  }
-};
-
-template <class Element, bool out_in, class Tuned>
+template <class T, bool out_in, class F, class Tuned>
 struct Kernel {
+  using Element = ElementOf<T>;
   using Row = cutlass::layout::RowMajor;
   using Weight = std::conditional_t<out_in, cutlass::layout::ColumnMajor, Row>;
-  static constexpr int kAlignment = 16 / sizeof(Element);
+  static constexpr int kStoredByThread = cute::size<1>(typename Tuned::Stored()) / 2;  // of 2 threads a row
 
   using Fusion = cutlass::epilogue::fusion::Sm90EVT<
-      cutlass::epilogue::fusion::Sm90Compute<BiasActivation, Element, float,
+      cutlass::epilogue::fusion::Sm90Compute<After<F>::template Bias, Element, float,
                                              cutlass::FloatRoundStyle::round_to_nearest>,
       cutlass::epilogue::fusion::Sm90AccFetch,
       cutlass::epilogue::fusion::Sm90RowBroadcast<0, typename Tuned::Tile, Element, float>>;
-  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Tuned::Tile, typename Tuned::Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Row, kAlignment, Element, Row, kAlignment,
-      typename Tuned::Epilogue, Fusion>::CollectiveOp;
+  // What CollectiveBuilder makes, but for the number of stores.
+  using Epilogue = typename cutlass::epilogue::collective::detail::Sm90TmaBuilderImpl<
+      typename Tuned::Tile, typename Tuned::Stored, float, float, void, Row, kWidth<T>, Element, Row, kWidth<T>, Fusion,
+      cutlass::epilogue::Sm90TmaWarpSpecialized<Tuned::kStores, Tuned::kStores, kStoredByThread, false,
+                                                true>>::CollectiveOp;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, kAlignment, Element, Weight, kAlignment, float,
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, kWidth<T>, Element, Weight, kWidth<T>, float,
       typename Tuned::Tile, typename Tuned::Cluster,
       cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>,
       typename Tuned::Mainloop>::CollectiveOp;
-  using Gemm = cutlass::gemm::device::GemmUniversalAdapter<
-      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue>>;
+  using Device = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue>;
 };
 
 void check(cutlass::Status status, const char* what) {
@@ -91,22 +90,22 @@ void check(cutlass::Status status, const char* what) {
   }
 }
 
-template <class Element, bool out_in, class Tuned = Tuning, class T>
+template <class Device, bool out_in, class T>
 void run(const LinearArgs<T>& a, int stripe, Context& context) {
-  using Gemm = typename Kernel<Element, out_in, Tuned>::Gemm;
+  using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Device>;
   const int64_t m = a.outer.size();
-  typename Gemm::GemmKernel::StrideB weight_strides;
+  typename Device::StrideB weight_strides;
   if constexpr (out_in) {
     weight_strides = {a.K, cute::_1(), 0};
   } else {
     weight_strides = {cute::_1(), a.N, 0};
   }
-  const auto pointer = [](const T* p) { return reinterpret_cast<const Element*>(p); };
+  const auto pointer = [](const T* p) { return reinterpret_cast<const ElementOf<T>*>(p); };
   typename Gemm::Arguments arguments = {
       cutlass::gemm::GemmUniversalMode::kGemm,
       {static_cast<int>(m), static_cast<int>(a.N), static_cast<int>(a.K), 1},
       {pointer(a.x), {a.K, cute::_1(), 0}, pointer(a.weight), weight_strides},
-      {{{}, {pointer(a.bias)}, {a.activation}}, nullptr, {}, reinterpret_cast<Element*>(a.y), {a.N, cute::_1(), 0}}};
+      {{{}, {pointer(a.bias)}, {}}, nullptr, {}, reinterpret_cast<ElementOf<T>*>(a.y), {a.N, cute::_1(), 0}}};
   arguments.hw_info.device_id = device_properties().id;
   arguments.hw_info.sm_count = device_properties().multiprocessors;
   arguments.scheduler.max_swizzle_size = stripe;
@@ -127,17 +126,20 @@ bool sm90_takes(const LinearArgs<T>& a) {
   if (a.residual || a.K == 0 || m > most || a.N > most || a.K > most) return false;
   const bool aligned = is_aligned<kWidth<T>>(a.N, {a.x, a.weight, a.bias, static_cast<const T*>(a.y)});
   if (!aligned || a.K % kWidth<T>) return false;
-  if (((m + 127) / 128) * ((a.N + 127) / 128) < kLeastTiles) return false;
+  if (m * a.N < kLeastElements || a.K < kLeastDepth) return false;
   return device_properties().major == 9 && device_properties().minor == 0;
 }
 
 template <class T>
 void sm90(const LinearArgs<T>& a, Context& context) {
-  using Element = std::conditional_t<std::is_same_v<T, float16>, cutlass::half_t, cutlass::bfloat16_t>;
-  if (a.weight_layout == LinearAttributes::WeightLayout::out_in) {
-    run<Element, true>(a, Tuning::kStripe, context);
+  const auto with = [&]<bool out_in, class F>() {
+    run<typename Kernel<T, out_in, F, Tuning>::Device, out_in>(a, Tuning::kStripe, context);
+  };
+  const bool out_in = a.weight_layout == LinearAttributes::WeightLayout::out_in;
+  if (a.activation == Activation::gelu) {
+    out_in ? with.template operator()<true, ShortGelu>() : with.template operator()<false, ShortGelu>();
   } else {
-    run<Element, false>(a, Tuning::kStripe, context);
+    out_in ? with.template operator()<true, Silu>() : with.template operator()<false, Silu>();
   }
 }
 

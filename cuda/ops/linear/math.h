@@ -41,6 +41,9 @@ ORTOPS_HOST_DEVICE float reciprocal(float x) {
 }
 
 ORTOPS_HOST_DEVICE float magnitude(float x) {
+#ifdef __CUDA_ARCH__
+  return fabsf(x);  // free: instructions read the magnitude of a register
+#endif
   return detail::bit_cast<float>(detail::bit_cast<uint32_t>(x) & 0x7fffffffu);
 }
 ORTOPS_HOST_DEVICE float at_least(float x, float low) {
@@ -87,6 +90,17 @@ struct Gelu {
   }
 };
 
+// For results of 16 bits, in half the instructions: log2(Q(u)) is a polynomial of degree 5 (minimax, our own fit), so
+// 2^x is the only slow instruction. The error is 4.5e-6 |x|; relative to the result, 1e-5 for x > 0, 7e-5 (0.07 epsilon
+// of float16) for x > -3, 5e-4 for x > -4, 1e-2 for x > -5.
+struct ShortGelu {
+  ORTOPS_HOST_DEVICE float operator()(float x) const {
+    const float u = at_most(magnitude(x), 11.5f);
+    const float low = -0.46039324f + u * (-0.051183874f + u * (0.0067509871f + u * -0.00041901010f));
+    return at_least(x, 0.0f) - u * exp2_fast(-1.0000133f + u * (-1.1507790f + u * low));
+  }
+};
+
 // 0.5 (1 + tanh(a)) = sigmoid(2 a)
 struct GeluTanh {
   ORTOPS_HOST_DEVICE float operator()(float x) const {
@@ -114,8 +128,8 @@ struct Tanh {
   }
 };
 
-// Calls f with the functor of the activation.
-template <class F>
+// Calls f with the functor of the activation, for results of type T.
+template <class T, class F>
 void with_activation(LinearAttributes::Activation activation, F&& f) {
   using Kind = LinearAttributes::Activation;
   switch (activation) {
@@ -124,7 +138,7 @@ void with_activation(LinearAttributes::Activation activation, F&& f) {
     case Kind::relu:
       return f(Relu());
     case Kind::gelu:
-      return f(Gelu());
+      return f(std::conditional_t<sizeof(T) == 2, ShortGelu, Gelu>());
     case Kind::gelu_tanh:
       return f(GeluTanh());
     case Kind::silu:
