@@ -198,12 +198,16 @@ struct Operands {
   }
 };
 
-// Rounding of the result, and of sums of up to 200 products in float32 (TF32: of each factor, to 11 bits; sums of 200 such
-// errors were seen to reach 5.2e-3). cuBLASLt's GELU uses the hardware's tanh, which is right to 11 bits.
-double tolerance(DType type, bool tf32, bool gelu = false) {
-  if (type == DType::float16) return gelu ? 1.1e-3 : 6e-4;
-  if (type == DType::bfloat16) return gelu ? 5.5e-3 : 4.5e-3;
-  return tf32 ? 6e-3 : gelu ? 1e-3 : 1e-5;
+// Rounding of the result, and of sums of up to 200 products in float32 (TF32: of each factor, to 11 bits; sums of 200
+// such errors were seen to reach 5.2e-3). cuBLASLt's GELU uses the hardware's tanh, which is right to 11 bits. With
+// both bias and c some of its 16-bit kernels round the product before they add them: half an epsilon more (seen on an
+// H200: 8.6e-4 in float16, 6.9e-3 in bfloat16).
+double tolerance(const Gemm& g) {
+  const bool gelu = g.epilogue == Epilogue::gelu_tanh || g.epilogue == Epilogue::gelu_tanh_bias;
+  const bool twice = g.bias && g.c;
+  if (g.type == DType::float16) return (gelu ? 1.1e-3 : 6e-4) + (twice ? 4.9e-4 : 0);
+  if (g.type == DType::bfloat16) return (gelu ? 5.5e-3 : 4.5e-3) + (twice ? 3.9e-3 : 0);
+  return g.tf32 ? 6e-3 : gelu ? 1e-3 : 1e-5;
 }
 
 constexpr DType all_types[] = {DType::float32, DType::float16, DType::bfloat16};
@@ -220,6 +224,7 @@ void check_products(cudaStream_t stream, void* workspace) {
           const std::string name = std::string("product ") + dtype_name(type) + (tf32 ? " tf32" : "") +
                                    (out_in ? " [N,K] " : " [K,N] ") + names[epilogue];
           double largest = 0;
+          bool ok = true;
           try {
             for (const auto& [m, n, k] : sizes)
               for (const auto& [padding, offset] : {std::pair<i64, i64>{0, 0}, {8, 0}, {3, 1}})
@@ -234,9 +239,11 @@ void check_products(cudaStream_t stream, void* workspace) {
                   Operands o(g, padding, offset, residual);
                   gemm(o.gemm, workspace, gemm_workspace(), stream, /*tune=*/padding != 8);
                   CUDA(cudaStreamSynchronize(stream));
-                  largest = std::max(largest, o.error(o.expected()));
+                  const double error = o.error(o.expected());
+                  largest = std::max(largest, error);
+                  ok = ok && error <= tolerance(o.gemm);
                 }
-            report(largest <= tolerance(type, tf32, epilogue >= 4), name, largest);
+            report(ok, name, largest);
           } catch (const std::exception& error) {
             report(false, name + ": " + error.what());
           }
@@ -263,7 +270,7 @@ void check_product_uses(cudaStream_t stream, void* workspace) {
     run(o.gemm);
     CUDA(cudaStreamSynchronize(stream));
     const double error = o.error(expected);
-    report(error <= tolerance(DType::float16, false), "product in place: c == d, once added", error);
+    report(error <= tolerance(o.gemm), "product in place: c == d, once added", error);
   }
   {
     constexpr i64 batch = 5, m = 33, n = 40, k = 24;
@@ -278,7 +285,7 @@ void check_product_uses(cudaStream_t stream, void* workspace) {
     run(g);
     CUDA(cudaStreamSynchronize(stream));
     const double error = o.error(o.expected());
-    report(error <= tolerance(DType::bfloat16, false), "batched product", error);
+    report(error <= tolerance(g), "batched product", error);
   }
   for (const bool tuned_before : {true, false}) {
     Gemm g = model_product();
@@ -298,7 +305,7 @@ void check_product_uses(cudaStream_t stream, void* workspace) {
     CUDA(cudaGraphLaunch(executable, stream));
     CUDA(cudaStreamSynchronize(stream));
     const double error = o.error(o.expected());
-    report(error <= tolerance(g.type, false),
+    report(error <= tolerance(g),
            std::string("product captured and replayed, ") + (tuned_before ? "plan known" : "plan new"), error);
     CUDA(cudaGraphExecDestroy(executable));
     CUDA(cudaGraphDestroy(graph));
@@ -331,7 +338,7 @@ void check_product_uses(cudaStream_t stream, void* workspace) {
     double largest = 0;
     for (int i = 0; i < threads; ++i)
       largest = std::max({largest, errors[i], operands[i]->error(operands[i]->expected())});
-    report(largest <= tolerance(g.type, false), "product by 8 threads, one new shape", largest);
+    report(largest <= tolerance(g), "product by 8 threads, one new shape", largest);
   }
   {
     Gemm g = model_product();
@@ -635,7 +642,7 @@ void check_attention_uses(cudaStream_t stream) {
     if (graph) CUDA(cudaGraphDestroy(graph));
     CUDA(cudaStreamSynchronize(other));
     const double error = o.error(o.expected());
-    report(captured && problem.empty() && error <= tolerance(g.type, false),
+    report(captured && problem.empty() && error <= tolerance(g),
            "plans made and timed while another thread captures " + problem, error);
     CUDA(cudaStreamDestroy(other));
     CUDA(cudaFree(other_workspace));
