@@ -36,11 +36,11 @@ __device__ __forceinline__ Pair shuffle_xor(Pair value, int mask) {
   return {shuffle_xor(value.first, mask), shuffle_xor(value.second, mask)};
 }
 
-// Every thread of the warp takes part.
-template <class T, class Combine = ::cuda::std::plus<>>
+// Every thread of the warp takes part, over each kLanes neighbours.
+template <int kLanes = kWarp, class T, class Combine = ::cuda::std::plus<>>
 __device__ __forceinline__ T warp_reduce(T value, Combine combine = {}) {
 #pragma unroll
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) value = combine(value, shuffle_xor(value, mask));
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) value = combine(value, shuffle_xor(value, mask));
   return value;
 }
 
@@ -53,9 +53,17 @@ __device__ __forceinline__ T block_reduce(T value, T (&partials)[kWarp], Combine
   if (threadIdx.x % kWarp == 0) partials[threadIdx.x / kWarp] = value;
   __syncthreads();
   const int warps = blockDim.x / kWarp;
-  T result = partials[0];
-#pragma unroll 4
-  for (int warp = 1; warp < warps; ++warp) result = combine(result, partials[warp]);
+  T result;
+  for (int first = 0; first < warps; first += 4) {  // four at a time, of which the last may have been written by none
+    T four[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four[i] = partials[first + i];
+    result = first == 0 ? four[0] : combine(result, four[0]);
+#pragma unroll
+    for (int i = 1; i < 4; ++i) {
+      if (first + i < warps) result = combine(result, four[i]);
+    }
+  }
   return result;
 }
 

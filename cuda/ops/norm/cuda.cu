@@ -2,15 +2,17 @@
 // no bias.
 //
 // One pass over memory: x and residual are read once, y and sum are written once; a row waits in registers, as floats,
-// while its statistics are taken. A row of up to 4 loads a lane has a warp to itself (no barrier, several rows a
-// block), a longer one a block of as many threads as give each 4 loads in flight. What does not fit into the registers
-// of a block is read again for each of the three steps, mostly out of L2.
+// while its statistics are taken. A short row has half a warp or a warp to itself (no barrier, several rows a block), a
+// longer one a block. What does not fit into the registers of a block is read again for each step, mostly out of L2.
 //
-// The variance is taken of d = v - mean, never as E[v^2] - mean^2, which cancels where the mean is large. The rounding
-// of the mean itself is seen as E[d] in the same step and taken off, so a constant row gives exactly the bias.
+// The sums of v and v^2 are taken in one reduction. Where the mean is not large against the standard deviation, they
+// give the variance, E[v^2] - mean^2, without cancellation. Where it is, as in a constant row, the variance is taken of
+// d = v - mean in a second reduction; the rounding of the mean itself is seen as E[d] there and taken off, so a
+// constant row gives exactly the bias.
+#include <limits>
 #include <type_traits>
 
-#include "core/cuda.h"
+#include "core/overlap.cuh"
 #include "device/index.h"
 #include "device/reduce.cuh"
 #include "device/vector.cuh"
@@ -19,16 +21,33 @@
 namespace ortops {
 namespace {
 
-constexpr float kNoise = 0x1p-46f;  // the square of float's epsilon
-constexpr int kSteps = 4;           // loads of 16 bytes a thread has in flight
-constexpr int kWarpThreads = 128;   // of a block with a row a warp
+struct Tuning {
+  // A block that has several rows. Its registers are held down so that all of 8192x384 halves is on an H200 at once.
+  static constexpr int kThreads = 128;
+  static constexpr int kBlocks(int loads) { return loads <= 3 ? 8 : 5; }  // a multiprocessor
+  static constexpr bool kEarly = true;
+  // A block that has one row.
+  static constexpr int kLoads = 4;  // of a thread
+  static constexpr int kMaxThreads = 512;
+  static constexpr int kMinBlocks = 2;  // of kMaxThreads a multiprocessor
+  static constexpr bool kEarlyInBlock = false;
+  // A block that reads its row again.
+  static constexpr int kRereadThreads = 1024;
+};
+
+// How many times the variance the squared mean may be: each doubling costs E[v^2] - mean^2 a bit.
+constexpr float kMaxBias = 4;
+constexpr float kMaxFloat = std::numeric_limits<float>::max();
+
+template <int value>
+constexpr std::integral_constant<int, value> constant = {};
 
 template <class T>
 struct Tensors {
   const T *x, *residual, *scale, *bias;
   T *y, *sum;
   float *mean, *rstd;
-  float epsilon;
+  float epsilon, inverse;  // inverse: of size
   int64_t rows, size;
 };
 
@@ -42,28 +61,51 @@ __device__ __forceinline__ void add(Vector<float, N>& to, const Vector<float, N>
   for (int i = 0; i < N; ++i) to[i] += what[i];
 }
 
-// A row that stays in registers.
-template <class T, int kCount, bool kAligned>
+// A row that stays in registers. kResidual: there may be one. kEarly: scale and bias stay there too, and are on their
+// way while the row is reduced.
+template <class T, int kCount, bool kAligned, bool kResidual, bool kEarly>
 struct Held {
   static constexpr int N = kElements<T, kAligned>;
-  static constexpr int kMaxThreads = 512;
+  const Tensors<T>& t;
   Share<N, kAligned, int> share;
   Vector<float, N> values[kCount];
+  Vector<T, N> scales[kEarly ? kCount : 1], biases[kEarly ? kCount : 1];
 
   __device__ __forceinline__ Held(const Tensors<T>& t, int64_t row, int thread, int threads)
-      : share{static_cast<int>(t.size), thread, threads} {
-    const auto more = share.where(t.residual);
-    Vector<T, N> x[kCount], residual[kCount];  // all loads before the first use of one
+      : t(t), share{row < t.rows ? static_cast<int>(t.size) : 0, thread, threads} {
+    Vector<T, N> x[kCount], residual[kResidual ? kCount : 1];  // all loads before the first use of one
 #pragma unroll
-    for (int step = 0; step < kCount; ++step) {
-      x[step] = share.template read<Reuse::none>(t.x + row * t.size, step);
-      residual[step] = more.template read<Reuse::none>(t.residual + row * t.size, step);
+    for (int step = 0; step < kCount; ++step) x[step] = share.template read<Reuse::none>(t.x + row * t.size, step);
+    if constexpr (kResidual) {
+      const auto more = share.where(t.residual);
+#pragma unroll
+      for (int step = 0; step < kCount; ++step) {
+        residual[step] = more.template read<Reuse::none>(t.residual + row * t.size, step);
+      }
     }
 #pragma unroll
     for (int step = 0; step < kCount; ++step) {
       values[step] = to_float(x[step]);
-      add(values[step], to_float(residual[step]));
+      if constexpr (kResidual) add(values[step], to_float(residual[step]));
     }
+  }
+
+  __device__ __forceinline__ void read_weights() {
+    if constexpr (kEarly) {
+#pragma unroll
+      for (int step = 0; step < kCount; ++step) {
+        scales[step] = weight(t.scale, step);
+        biases[step] = weight(t.bias, step);
+      }
+    }
+  }
+  __device__ __forceinline__ Vector<float, N> scale(int step) const {
+    if constexpr (kEarly) return to_float(scales[step]);
+    return to_float(weight(t.scale, step));
+  }
+  __device__ __forceinline__ Vector<float, N> bias(int step) const {
+    if constexpr (kEarly) return to_float(biases[step]);
+    return to_float(weight(t.bias, step));
   }
 
   template <class F>
@@ -71,134 +113,181 @@ struct Held {
 #pragma unroll
     for (int step = 0; step < kCount; ++step) f(step, values[step]);
   }
+  __device__ __forceinline__ void subtract(float what) {
+#pragma unroll
+    for (int step = 0; step < kCount; ++step) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[step][i] -= what;
+    }
+  }
+
+ private:
+  // Of scale or bias.
+  __device__ __forceinline__ Vector<T, N> weight(const T* tensor, int step) const {
+    return share.where(tensor).template read<Reuse::constant>(tensor, step);
+  }
 };
 
 // A row that is read each time.
 template <class T, bool kAligned>
 struct Reread {
   static constexpr int N = kElements<T, kAligned>;
-  static constexpr int kMaxThreads = 1024;
-  Share<N, kAligned, int64_t> share;
-  const T* x;
-  const T* residual;
+  Share<N, kAligned, int64_t> share, biased;
+  const T *x, *residual, *scales, *biases;
+  float first = 0, second = 0;  // what was subtracted, as their sum is not a float
 
   __device__ __forceinline__ Reread(const Tensors<T>& t, int64_t row, int thread, int threads)
       : share{t.size, thread, threads},
+        biased(share.where(t.bias)),
         x(t.x + row * t.size),
-        residual(t.residual ? t.residual + row * t.size : nullptr) {}
+        residual(t.residual ? t.residual + row * t.size : nullptr),
+        scales(t.scale),
+        biases(t.bias) {}
 
+  __device__ __forceinline__ void read_weights() {}
   template <class F>
   __device__ __forceinline__ void each(F f) const {
     for (int64_t step = 0; share.any(step); ++step) {
       Vector<float, N> values = to_float(share.read(x, step));
-      if (residual) {
-        add(values, to_float(share.read(residual, step)));
-      }
+      if (residual) add(values, to_float(share.read(residual, step)));
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[i] = values[i] - first - second;
       f(step, values);
     }
   }
+  __device__ __forceinline__ void subtract(float what) {
+    first = second;
+    second = what;
+  }
+  __device__ __forceinline__ Vector<float, N> scale(int64_t step) const {
+    return to_float(share.template read<Reuse::constant>(scales, step));
+  }
+  __device__ __forceinline__ Vector<float, N> bias(int64_t step) const {
+    return to_float(biased.template read<Reuse::constant>(biases, step));
+  }
 };
 
-template <class T, class Row, bool kCenter, bool kWarpARow>
-__global__ void __launch_bounds__(kWarpARow ? kWarpThreads : Row::kMaxThreads) normalize(const Tensors<T> t) {
-  constexpr int N = Row::N;
-  const int threads = kWarpARow ? kWarp : blockDim.x;
-  const int thread = threadIdx.x % threads;
-  const int64_t row = blockIdx.x * int64_t(blockDim.x / threads) + threadIdx.x / threads;
-  if (row >= t.rows) return;  // a whole warp does
-  const auto reduce = [](auto value, auto& partials) {
-    if constexpr (kWarpARow) {
-      return warp_reduce(value);
-    } else {
-      return block_reduce(value, partials);
-    }
-  };
-  [[maybe_unused]] __shared__ float sums[kWarp];
-  [[maybe_unused]] __shared__ Pair moments[kWarp];
+// kLanes: of a row, or 0 where it has the block.
+template <class T, class Row, bool kCenter, int kLanes, int kThreads, int kBlocks>
+struct Normalize {
+  static constexpr int kMaxThreads = kThreads;
+  static constexpr int kMinBlocks = kBlocks;
+  static constexpr int N = Row::N;
+  Tensors<T> t;
 
-  const Row values(t, row, thread, threads);
-  const auto& share = values.share;
-  const float size = t.size;
-  float mean = 0;
-  if constexpr (kCenter) {
-    float sum = 0;
-    values.each([&](auto, const Vector<float, N>& v) {
-      float part = 0;
+  __device__ __forceinline__ void operator()() const {
+    int threads = blockDim.x, thread = threadIdx.x;
+    int64_t row = blockIdx.x;
+    if constexpr (kLanes > 0) {
+      threads = kLanes;
+      thread = threadIdx.x % kLanes;
+      row = row * (kMaxThreads / kLanes) + threadIdx.x / kLanes;
+    }
+    const auto reduce = [](auto value, auto& partials) {
+      if constexpr (kLanes > 0) {
+        return warp_reduce<kLanes>(value);
+      } else {
+        return block_reduce(value, partials);
+      }
+    };
+    [[maybe_unused]] __shared__ Pair sums[kWarp], moments[kWarp];
+    [[maybe_unused]] __shared__ float squares[kWarp];
+
+    Row values(t, row, thread, threads);  // without elements where there is no such row
+    Pair moment = {0, 0};
+    values.each([&](auto step, const Vector<float, N>& v) {
+      if (t.sum) values.share.write(t.sum + row * t.size, step, from_float<T>(v));
+      Pair part = {v[0], v[0] * v[0]};
 #pragma unroll
-      for (int i = 0; i < N; ++i) part += v[i];
-      sum += part;
+      for (int i = 1; i < N; ++i) part = part + Pair{v[i], v[i] * v[i]};
+      moment = moment + part;
     });
-    mean = reduce(sum, sums) / size;
-  }
-  Pair moment = {0, 0};
-  values.each([&](auto step, const Vector<float, N>& v) {
-    Pair part = {0, 0};
+    values.read_weights();
+    float mean = 0;
+    float variance;
+    if constexpr (kCenter) {
+      moment = reduce(moment, sums);
+      mean = moment.first * t.inverse;
+      variance = moment.second * t.inverse - mean * mean;
+      values.subtract(mean);
+      const bool biased = !(mean * mean <= kMaxBias * variance && variance <= kMaxFloat);
+      if (__any_sync(0xffffffffu, biased)) {
+        moment = {0, 0};
+        values.each([&](auto step, const Vector<float, N>& v) {
+          Pair part = {0, 0};
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float d = share.has(step, i) ? v[i] - mean : 0.0f;
-      if constexpr (kCenter) part.first += d;
-      part.second += d * d;
+          for (int i = 0; i < N; ++i) {
+            const float d = values.share.has(step, i) ? v[i] : 0.0f;
+            part.first += d;
+            part.second += d * d;
+          }
+          moment = moment + part;
+        });
+        moment = reduce(moment, moments);
+        if (biased) {  // a row does not depend on its neighbours in the warp
+          const float rest = moment.first / t.size;
+          variance = Max()(moment.second / t.size - rest * rest, 0.0f);
+          values.subtract(rest);
+          mean += rest;
+        }
+      }
+    } else {
+      variance = reduce(moment.second, squares) * t.inverse;
     }
-    moment = moment + part;
-  });
-  float rest = 0;  // what rounding left of the mean
-  float variance;
-  if constexpr (kCenter) {
-    moment = reduce(moment, moments);
-    rest = moment.first / size;
-    variance = Max()(moment.second / size - rest * rest, 0.0f);
-    if (rest * rest < kNoise * variance) rest = 0;
-  } else {
-    variance = reduce(moment.second, sums) / size;
-  }
-  const float rstd = 1.0f / sqrtf(variance + t.epsilon);
+    const float rstd = rsqrtf(variance + t.epsilon);
 
-  if (thread == 0) {
-    if (t.mean) t.mean[row] = mean + rest;
-    if (t.rstd) t.rstd[row] = rstd;
-  }
-  const auto biased = share.where(kCenter && t.bias);
-  const auto summed = share.where(t.sum);
-  values.each([&](auto step, const Vector<float, N>& v) {
-    const Vector<float, N> scale = to_float(share.template read<Reuse::constant>(t.scale, step));
-    Vector<float, N> y;
+    if (thread == 0 && row < t.rows) {
+      if (t.mean) t.mean[row] = mean;
+      if (t.rstd) t.rstd[row] = rstd;
+    }
+    values.each([&](auto step, const Vector<float, N>& v) {
+      const Vector<float, N> scale = values.scale(step);
+      Vector<float, N> y;
 #pragma unroll
-    for (int i = 0; i < N; ++i) y[i] = (v[i] - mean - rest) * rstd * scale[i];
-    if constexpr (kCenter) add(y, to_float(biased.template read<Reuse::constant>(t.bias, step)));
-    summed.write(t.sum + row * t.size, step, from_float<T>(v));
-    share.write(t.y + row * t.size, step, from_float<T>(y));
-  });
-}
+      for (int i = 0; i < N; ++i) y[i] = v[i] * rstd * scale[i];
+      if constexpr (kCenter) add(y, values.bias(step));
+      values.share.write(t.y + row * t.size, step, from_float<T>(y));
+    });
+  }
+};
 
 template <bool kCenter, class T>
 void start(const Tensors<T>& t, Context& context) {
-  const auto with = [&](auto aligned) {
-    constexpr bool kAligned = decltype(aligned)::value;
-    using Block = Held<T, kSteps, kAligned>;
-    const auto warp_a_row = [&](auto steps) {
-      const int64_t blocks = (t.rows + kWarpThreads / kWarp - 1) / (kWarpThreads / kWarp);
-      launch(normalize<T, Held<T, decltype(steps)::value, kAligned>, kCenter, true>, narrow(blocks), kWarpThreads, 0,
-             context, t);
+  const auto with = [&](auto aligned, auto residual) {
+    constexpr bool kAligned = aligned();
+    const int64_t loads = (t.size + kElements<T, kAligned> - 1) / kElements<T, kAligned>;
+    const auto rows_a_block = [&](auto lanes, auto steps) {
+      constexpr int kRows = Tuning::kThreads / lanes();
+      using Row = Held<T, steps(), kAligned, residual(), Tuning::kEarly>;
+      using Body = Normalize<T, Row, kCenter, lanes(), Tuning::kThreads, Tuning::kBlocks(steps())>;
+      launch_overlapped(Body{t}, narrow((t.rows + kRows - 1) / kRows), Tuning::kThreads, 0, context);
     };
-    const int64_t loads = (t.size + Block::N - 1) / Block::N;
-    if (loads <= kWarp) {
-      warp_a_row(std::integral_constant<int, 1>());
+    if (loads <= 16) {
+      rows_a_block(constant<16>, constant<1>);
+    } else if (loads <= 3 * 16) {
+      rows_a_block(constant<16>, constant<3>);
     } else if (loads <= 2 * kWarp) {
-      warp_a_row(std::integral_constant<int, 2>());
-    } else if (loads <= kSteps * kWarp) {
-      warp_a_row(std::integral_constant<int, kSteps>());
-    } else if (loads <= kSteps * Block::kMaxThreads) {
-      const int warps = static_cast<int>((loads + kSteps * kWarp - 1) / (kSteps * kWarp));
-      launch(normalize<T, Block, kCenter, false>, narrow(t.rows), warps * kWarp, 0, context, t);
+      rows_a_block(constant<kWarp>, constant<2>);
+    } else if (loads <= 3 * kWarp) {
+      rows_a_block(constant<kWarp>, constant<3>);
+    } else if (loads <= 4 * kWarp) {
+      rows_a_block(constant<kWarp>, constant<4>);
+    } else if (loads <= Tuning::kLoads * Tuning::kMaxThreads) {
+      using Row = Held<T, Tuning::kLoads, kAligned, residual(), Tuning::kEarlyInBlock>;
+      using Body = Normalize<T, Row, kCenter, 0, Tuning::kMaxThreads, Tuning::kMinBlocks>;
+      const int warps = static_cast<int>((loads + Tuning::kLoads * kWarp - 1) / (Tuning::kLoads * kWarp));
+      launch_overlapped(Body{t}, narrow(t.rows), warps * kWarp, 0, context);
     } else {
-      launch(normalize<T, Reread<T, kAligned>, kCenter, false>, narrow(t.rows), Reread<T, kAligned>::kMaxThreads, 0,
-             context, t);
+      using Body = Normalize<T, Reread<T, kAligned>, kCenter, 0, Tuning::kRereadThreads, 1>;
+      launch_overlapped(Body{t}, narrow(t.rows), Tuning::kRereadThreads, 0, context);
     }
   };
-  if (is_aligned<kWidth<T>>(t.size, {t.x, t.residual, t.scale, t.bias, t.y, t.sum})) {
-    with(std::true_type());
+  if (!is_aligned<kWidth<T>>(t.size, {t.x, t.residual, t.scale, t.bias, t.y, t.sum})) {
+    with(std::false_type(), std::true_type());
+  } else if (t.residual) {
+    with(std::true_type(), std::true_type());
   } else {
-    with(std::false_type());
+    with(std::true_type(), std::false_type());
   }
 }
 
@@ -206,14 +295,18 @@ void start(const Tensors<T>& t, Context& context) {
 
 template <class T>
 void layer_norm_cuda(const LayerNormArgs<T>& a, Context& context) {
-  start<true, T>({a.x, a.residual, a.scale, a.bias, a.y, a.sum, a.mean, a.rstd, a.epsilon, a.outer.size(), a.D.size()},
-                 context);
+  const int64_t size = a.D.size();
+  start<true, T>(
+      {a.x, a.residual, a.scale, a.bias, a.y, a.sum, a.mean, a.rstd, a.epsilon, 1.0f / size, a.outer.size(), size},
+      context);
 }
 
 template <class T>
 void rms_norm_cuda(const RMSNormArgs<T>& a, Context& context) {
+  const int64_t size = a.D.size();
   start<false, T>(
-      {a.x, a.residual, a.scale, nullptr, a.y, a.sum, nullptr, a.rstd, a.epsilon, a.outer.size(), a.D.size()}, context);
+      {a.x, a.residual, a.scale, nullptr, a.y, a.sum, nullptr, a.rstd, a.epsilon, 1.0f / size, a.outer.size(), size},
+      context);
 }
 
 }  // namespace ortops
