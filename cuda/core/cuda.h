@@ -37,33 +37,20 @@ inline int grid_stride_blocks(int64_t count, int threads, int blocks_per_multipr
       1, std::min<int64_t>(needed, int64_t(device_properties().multiprocessors) * blocks_per_multiprocessor)));
 }
 
-namespace detail {
-
+// Launches on the call's stream. `shared` is the dynamic shared memory in bytes, raised above 48 KiB where needed.
 template <class... Parameters, class... Arguments>
-void launch(bool overlap, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared, Context& context, Arguments&&... arguments) {
+void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared, Context& context,
+            Arguments&&... arguments) {
   if (shared > 48 * 1024) {
-    ORTOPS_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared)));
+    ORTOPS_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
   config.blockDim = threads;
   config.dynamicSmemBytes = shared;
   config.stream = stream_of(context);
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
   ORTOPS_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
-}
-
-}  // namespace detail
-
-// Launches on the call's stream. `shared` is the dynamic shared memory in bytes, raised above 48 KiB where needed.
-template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared, Context& context, Arguments&&... arguments) {
-  detail::launch(false, kernel, blocks, threads, shared, context, std::forward<Arguments>(arguments)...);
 }
 
 // Where a kernel reports an index outside of its table, in a session that asked for it (ortops.check_indices): null in

@@ -12,7 +12,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "core/overlap.cuh"
+#include "core/cuda.h"
 #include "device/index.h"
 #include "device/reduce.cuh"
 #include "device/vector.cuh"
@@ -21,18 +21,14 @@
 namespace ortops {
 namespace {
 
+// Measured on an H200, float16 and float32: 1.08 of the copy floor at 16384x4096, 3.2 us (LayerNorm) and 3.8 us (with a
+// residual) at 8192x384. Fewer loads a thread or a cap on registers cost up to half as much again; a grid of blocks
+// that stay, reading scale and bias before the reduction, and starts that overlap the kernel before gained nothing.
 struct Tuning {
-  // A block that has several rows. Its registers are held down so that all of 8192x384 halves is on an H200 at once.
-  static constexpr int kThreads = 128;
-  static constexpr int kBlocks(int loads) { return loads <= 3 ? 8 : 5; }  // a multiprocessor
-  static constexpr bool kEarly = true;
-  // A block that has one row.
-  static constexpr int kLoads = 4;  // of a thread
+  static constexpr int kThreads = 128;  // of a block that has several rows
+  static constexpr int kLoads = 4;      // of a thread, in a block that has one
   static constexpr int kMaxThreads = 512;
-  static constexpr int kMinBlocks = 2;  // of kMaxThreads a multiprocessor
-  static constexpr bool kEarlyInBlock = false;
-  // A block that reads its row again.
-  static constexpr int kRereadThreads = 1024;
+  static constexpr int kRereadThreads = 1024;  // of a block that reads its row again
 };
 
 // How many times the variance the squared mean may be: each doubling costs E[v^2] - mean^2 a bit.
@@ -61,15 +57,13 @@ __device__ __forceinline__ void add(Vector<float, N>& to, const Vector<float, N>
   for (int i = 0; i < N; ++i) to[i] += what[i];
 }
 
-// A row that stays in registers. kResidual: there may be one. kEarly: scale and bias stay there too, and are on their
-// way while the row is reduced.
-template <class T, int kCount, bool kAligned, bool kResidual, bool kEarly>
+// A row that stays in registers. kResidual: there may be one.
+template <class T, int kCount, bool kAligned, bool kResidual>
 struct Held {
   static constexpr int N = kElements<T, kAligned>;
   const Tensors<T>& t;
   Share<N, kAligned, int> share;
   Vector<float, N> values[kCount];
-  Vector<T, N> scales[kEarly ? kCount : 1], biases[kEarly ? kCount : 1];
 
   __device__ __forceinline__ Held(const Tensors<T>& t, int64_t row, int thread, int threads)
       : t(t), share{row < t.rows ? static_cast<int>(t.size) : 0, thread, threads} {
@@ -90,22 +84,11 @@ struct Held {
     }
   }
 
-  __device__ __forceinline__ void read_weights() {
-    if constexpr (kEarly) {
-#pragma unroll
-      for (int step = 0; step < kCount; ++step) {
-        scales[step] = weight(t.scale, step);
-        biases[step] = weight(t.bias, step);
-      }
-    }
-  }
   __device__ __forceinline__ Vector<float, N> scale(int step) const {
-    if constexpr (kEarly) return to_float(scales[step]);
-    return to_float(weight(t.scale, step));
+    return to_float(share.template read<Reuse::constant>(t.scale, step));
   }
   __device__ __forceinline__ Vector<float, N> bias(int step) const {
-    if constexpr (kEarly) return to_float(biases[step]);
-    return to_float(weight(t.bias, step));
+    return to_float(share.where(t.bias).template read<Reuse::constant>(t.bias, step));
   }
 
   template <class F>
@@ -119,12 +102,6 @@ struct Held {
 #pragma unroll
       for (int i = 0; i < N; ++i) values[step][i] -= what;
     }
-  }
-
- private:
-  // Of scale or bias.
-  __device__ __forceinline__ Vector<T, N> weight(const T* tensor, int step) const {
-    return share.where(tensor).template read<Reuse::constant>(tensor, step);
   }
 };
 
@@ -144,7 +121,6 @@ struct Reread {
         scales(t.scale),
         biases(t.bias) {}
 
-  __device__ __forceinline__ void read_weights() {}
   template <class F>
   __device__ __forceinline__ void each(F f) const {
     for (int64_t step = 0; share.any(step); ++step) {
@@ -168,88 +144,81 @@ struct Reread {
 };
 
 // kLanes: of a row, or 0 where it has the block.
-template <class T, class Row, bool kCenter, int kLanes, int kThreads, int kBlocks>
-struct Normalize {
-  static constexpr int kMaxThreads = kThreads;
-  static constexpr int kMinBlocks = kBlocks;
-  static constexpr int N = Row::N;
-  Tensors<T> t;
-
-  __device__ __forceinline__ void operator()() const {
-    int threads = blockDim.x, thread = threadIdx.x;
-    int64_t row = blockIdx.x;
-    if constexpr (kLanes > 0) {
-      threads = kLanes;
-      thread = threadIdx.x % kLanes;
-      row = row * (kMaxThreads / kLanes) + threadIdx.x / kLanes;
-    }
-    const auto reduce = [](auto value, auto& partials) {
-      if constexpr (kLanes > 0) {
-        return warp_reduce<kLanes>(value);
-      } else {
-        return block_reduce(value, partials);
-      }
-    };
-    [[maybe_unused]] __shared__ Pair sums[kWarp], moments[kWarp];
-    [[maybe_unused]] __shared__ float squares[kWarp];
-
-    Row values(t, row, thread, threads);  // without elements where there is no such row
-    Pair moment = {0, 0};
-    values.each([&](auto step, const Vector<float, N>& v) {
-      if (t.sum) values.share.write(t.sum + row * t.size, step, from_float<T>(v));
-      Pair part = {v[0], v[0] * v[0]};
-#pragma unroll
-      for (int i = 1; i < N; ++i) part = part + Pair{v[i], v[i] * v[i]};
-      moment = moment + part;
-    });
-    values.read_weights();
-    float mean = 0;
-    float variance;
-    if constexpr (kCenter) {
-      moment = reduce(moment, sums);
-      mean = moment.first * t.inverse;
-      variance = moment.second * t.inverse - mean * mean;
-      values.subtract(mean);
-      const bool biased = !(mean * mean <= kMaxBias * variance && variance <= kMaxFloat);
-      if (__any_sync(0xffffffffu, biased)) {
-        moment = {0, 0};
-        values.each([&](auto step, const Vector<float, N>& v) {
-          Pair part = {0, 0};
-#pragma unroll
-          for (int i = 0; i < N; ++i) {
-            const float d = values.share.has(step, i) ? v[i] : 0.0f;
-            part.first += d;
-            part.second += d * d;
-          }
-          moment = moment + part;
-        });
-        moment = reduce(moment, moments);
-        if (biased) {  // a row does not depend on its neighbours in the warp
-          const float rest = moment.first / t.size;
-          variance = Max()(moment.second / t.size - rest * rest, 0.0f);
-          values.subtract(rest);
-          mean += rest;
-        }
-      }
-    } else {
-      variance = reduce(moment.second, squares) * t.inverse;
-    }
-    const float rstd = rsqrtf(variance + t.epsilon);
-
-    if (thread == 0 && row < t.rows) {
-      if (t.mean) t.mean[row] = mean;
-      if (t.rstd) t.rstd[row] = rstd;
-    }
-    values.each([&](auto step, const Vector<float, N>& v) {
-      const Vector<float, N> scale = values.scale(step);
-      Vector<float, N> y;
-#pragma unroll
-      for (int i = 0; i < N; ++i) y[i] = v[i] * rstd * scale[i];
-      if constexpr (kCenter) add(y, values.bias(step));
-      values.share.write(t.y + row * t.size, step, from_float<T>(y));
-    });
+template <class T, class Row, bool kCenter, int kLanes, int kThreads>
+__global__ void __launch_bounds__(kThreads) normalize(const Tensors<T> t) {
+  constexpr int N = Row::N;
+  int threads = blockDim.x, thread = threadIdx.x;
+  int64_t row = blockIdx.x;
+  if constexpr (kLanes > 0) {
+    threads = kLanes;
+    thread = threadIdx.x % kLanes;
+    row = row * (kThreads / kLanes) + threadIdx.x / kLanes;
   }
-};
+  const auto reduce = [](auto value, auto& partials) {
+    if constexpr (kLanes > 0) {
+      return warp_reduce<kLanes>(value);
+    } else {
+      return block_reduce(value, partials);
+    }
+  };
+  [[maybe_unused]] __shared__ Pair sums[kWarp], moments[kWarp];
+  [[maybe_unused]] __shared__ float squares[kWarp];
+
+  Row values(t, row, thread, threads);  // without elements where there is no such row
+  Pair moment = {0, 0};
+  values.each([&](auto step, const Vector<float, N>& v) {
+    if (t.sum) values.share.write(t.sum + row * t.size, step, from_float<T>(v));
+    Pair part = {v[0], v[0] * v[0]};
+#pragma unroll
+    for (int i = 1; i < N; ++i) part = part + Pair{v[i], v[i] * v[i]};
+    moment = moment + part;
+  });
+  float mean = 0;
+  float variance;
+  if constexpr (kCenter) {
+    moment = reduce(moment, sums);
+    mean = moment.first * t.inverse;
+    variance = moment.second * t.inverse - mean * mean;
+    values.subtract(mean);
+    const bool biased = !(mean * mean <= kMaxBias * variance && variance <= kMaxFloat);
+    if (__any_sync(0xffffffffu, biased)) {
+      moment = {0, 0};
+      values.each([&](auto step, const Vector<float, N>& v) {
+        Pair part = {0, 0};
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const float d = values.share.has(step, i) ? v[i] : 0.0f;
+          part.first += d;
+          part.second += d * d;
+        }
+        moment = moment + part;
+      });
+      moment = reduce(moment, moments);
+      if (biased) {  // a row does not depend on its neighbours in the warp
+        const float rest = moment.first / t.size;
+        variance = Max()(moment.second / t.size - rest * rest, 0.0f);
+        values.subtract(rest);
+        mean += rest;
+      }
+    }
+  } else {
+    variance = reduce(moment.second, squares) * t.inverse;
+  }
+  const float rstd = rsqrtf(variance + t.epsilon);
+
+  if (thread == 0 && row < t.rows) {
+    if (t.mean) t.mean[row] = mean;
+    if (t.rstd) t.rstd[row] = rstd;
+  }
+  values.each([&](auto step, const Vector<float, N>& v) {
+    const Vector<float, N> scale = values.scale(step);
+    Vector<float, N> y;
+#pragma unroll
+    for (int i = 0; i < N; ++i) y[i] = v[i] * rstd * scale[i];
+    if constexpr (kCenter) add(y, values.bias(step));
+    values.share.write(t.y + row * t.size, step, from_float<T>(y));
+  });
+}
 
 template <bool kCenter, class T>
 void start(const Tensors<T>& t, Context& context) {
@@ -258,9 +227,9 @@ void start(const Tensors<T>& t, Context& context) {
     const int64_t loads = (t.size + kElements<T, kAligned> - 1) / kElements<T, kAligned>;
     const auto rows_a_block = [&](auto lanes, auto steps) {
       constexpr int kRows = Tuning::kThreads / lanes();
-      using Row = Held<T, steps(), kAligned, residual(), Tuning::kEarly>;
-      using Body = Normalize<T, Row, kCenter, lanes(), Tuning::kThreads, Tuning::kBlocks(steps())>;
-      launch_overlapped(Body{t}, narrow((t.rows + kRows - 1) / kRows), Tuning::kThreads, 0, context);
+      using Row = Held<T, steps(), kAligned, residual()>;
+      launch(normalize<T, Row, kCenter, lanes(), Tuning::kThreads>, narrow((t.rows + kRows - 1) / kRows),
+             Tuning::kThreads, 0, context, t);
     };
     if (loads <= 16) {
       rows_a_block(constant<16>, constant<1>);
@@ -273,13 +242,12 @@ void start(const Tensors<T>& t, Context& context) {
     } else if (loads <= 4 * kWarp) {
       rows_a_block(constant<kWarp>, constant<4>);
     } else if (loads <= Tuning::kLoads * Tuning::kMaxThreads) {
-      using Row = Held<T, Tuning::kLoads, kAligned, residual(), Tuning::kEarlyInBlock>;
-      using Body = Normalize<T, Row, kCenter, 0, Tuning::kMaxThreads, Tuning::kMinBlocks>;
+      using Row = Held<T, Tuning::kLoads, kAligned, residual()>;
       const int warps = static_cast<int>((loads + Tuning::kLoads * kWarp - 1) / (Tuning::kLoads * kWarp));
-      launch_overlapped(Body{t}, narrow(t.rows), warps * kWarp, 0, context);
+      launch(normalize<T, Row, kCenter, 0, Tuning::kMaxThreads>, narrow(t.rows), warps * kWarp, 0, context, t);
     } else {
-      using Body = Normalize<T, Reread<T, kAligned>, kCenter, 0, Tuning::kRereadThreads, 1>;
-      launch_overlapped(Body{t}, narrow(t.rows), Tuning::kRereadThreads, 0, context);
+      launch(normalize<T, Reread<T, kAligned>, kCenter, 0, Tuning::kRereadThreads>, narrow(t.rows),
+             Tuning::kRereadThreads, 0, context, t);
     }
   };
   if (!is_aligned<kWidth<T>>(t.size, {t.x, t.residual, t.scale, t.bias, t.y, t.sum})) {
