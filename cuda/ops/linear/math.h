@@ -43,8 +43,9 @@ ORTOPS_HOST_DEVICE float reciprocal(float x) {
 ORTOPS_HOST_DEVICE float magnitude(float x) {
 #ifdef __CUDA_ARCH__
   return fabsf(x);  // free: instructions read the magnitude of a register
-#endif
+#else
   return detail::bit_cast<float>(detail::bit_cast<uint32_t>(x) & 0x7fffffffu);
+#endif
 }
 ORTOPS_HOST_DEVICE float at_least(float x, float low) {
 #ifdef __CUDA_ARCH__
