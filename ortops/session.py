@@ -146,7 +146,7 @@ class InferenceSession(onnxruntime.InferenceSession):
         on_cpu = all(_name(provider) == CPU for provider in chosen)
         self.ortops_lowered = ()
         if OURS in source.domains and (lower == "all" or (lower == "auto" and on_cpu)):
-            source, self.ortops_lowered = _lower(source, everything=lower == "all")
+            source, self.ortops_lowered = _lower(source, everything=lower == "all", on_cpu=on_cpu)
         if source.domains & {OURS, "?"}:
             register(options, check_indices=check_indices)
         if EXTENSIONS in source.domains:
@@ -282,7 +282,7 @@ def _ir_domains(model: onnx_ir.Model) -> frozenset[str]:
     )
 
 
-def _lower(source: _Source, everything: bool) -> tuple[_Source, tuple[Lowered, ...]]:
+def _lower(source: _Source, everything: bool, on_cpu: bool) -> tuple[_Source, tuple[Lowered, ...]]:
     """The model with what is to be lowered lowered; the very same if that is nothing. What cannot be lowered is left, unless
     everything is to be."""
     import onnx_ir
@@ -293,13 +293,24 @@ def _lower(source: _Source, everything: bool) -> tuple[_Source, tuple[Lowered, .
     done: list[Lowered] = []
 
     def choose(op: Op, node: onnx_ir.Node) -> bool:
+        formals = zip(op.inputs, node.inputs, strict=False)
+        inputs = {formal.name: type_name(value.dtype) for formal, value in formals if value is not None}
         if everything:
+            if on_cpu and "bfloat16" in inputs.values():
+                raise OpError(
+                    f'lower="all": {op.name} (node {node.name}) is of bfloat16, for which onnxruntime has no standard operators '
+                    'on the CPU; our kernels take it: open the model with lower="auto"'
+                )
             reason: str | None = 'lower="all"'
         elif op.body is None:
             return False
         else:
-            types = [None if value is None else type_name(value.dtype) for value in node.inputs]
-            reason = prefers_stock(op.name, types, attribute_values(op, node, op.name))
+            outputs = [
+                formal.name
+                for formal, value in zip(op.outputs, node.outputs, strict=False)
+                if value.uses() or value.is_graph_output()
+            ]
+            reason = prefers_stock(op.name, inputs, attribute_values(op, node, op.name), outputs)
         if reason is None:
             return False
         done.append(Lowered(node.name or "", op.name, reason))

@@ -13,6 +13,7 @@ import pytest
 
 import ortops
 from ortops import LibraryError, _library, ops, session
+from ortops._declare import element_type
 from ortops.session import CPU, CUDA
 
 X = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
@@ -219,9 +220,11 @@ def test_the_tokenizers_library_is_registered_where_it_is_used(monkeypatch):
 
 
 def test_what_stock_runs_faster_is_lowered_and_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(session, "prefers_stock", lambda op, types, attributes: f"{op} {types} 1.4 times")
+    monkeypatch.setattr(session, "prefers_stock", lambda op, inputs, *_: f"{op} {inputs} 1.4 times")
     opened = ortops.InferenceSession(graph(), providers=[CPU])
-    assert opened.ortops_lowered == (session.Lowered("identity", "IdentityCopy", "IdentityCopy ['float32'] 1.4 times"),)
+    assert opened.ortops_lowered == (
+        session.Lowered("identity", "IdentityCopy", "IdentityCopy {'x': 'float32'} 1.4 times"),
+    )
     check(opened)
     assert ortops.InferenceSession(graph(), providers=[CPU], lower="none").ortops_lowered == ()
     graph().save(tmp_path / "model.onnx", external_data=True)
@@ -233,13 +236,36 @@ def test_what_stock_runs_faster_is_lowered_and_said(monkeypatch, tmp_path):
 
 
 def test_what_cannot_be_lowered_is_left(monkeypatch):
-    monkeypatch.setattr(session, "prefers_stock", lambda op, types, attributes: "faster")
+    monkeypatch.setattr(session, "prefers_stock", lambda *_: "faster")
     g = ortops.Graph(opset=17)
     g.output(ops.identity(g.input("x", "float32", [2])), "y")
     opened = ortops.InferenceSession(g, providers=[CPU])
     assert opened.ortops_lowered == ()
     with pytest.raises(ortops.OpError, match="opset 17"):
         ortops.InferenceSession(g, providers=[CPU], lower="all")
+
+
+def linear_and_norm(dtype: str) -> ortops.Graph:
+    g = ortops.Graph()
+    element = element_type(dtype)
+    y = ops.linear(g.input("x", dtype, ["n", 4]), np.eye(4, dtype=element))
+    g.output(ops.layer_norm(y, np.ones(4, element), None, y), "y")
+    return g
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_linear_runs_by_stock_where_its_weights_are_packed(dtype):
+    opened = ortops.InferenceSession(linear_and_norm(dtype), providers=[CPU])
+    assert [(item.op, "packs constant weights" in item.reason) for item in opened.ortops_lowered] == [("Linear", True)]
+
+
+def test_bfloat16_is_never_lowered_on_the_cpu():
+    opened = ortops.InferenceSession(linear_and_norm("bfloat16"), providers=[CPU])
+    assert opened.ortops_lowered == ()
+    with pytest.raises(
+        ortops.OpError, match=r"Linear \(node linear\) is of bfloat16, .* no standard operators on the CPU"
+    ):
+        ortops.InferenceSession(linear_and_norm("bfloat16"), providers=[CPU], lower="all")
 
 
 # --- providers
