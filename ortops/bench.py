@@ -190,7 +190,8 @@ class Bench:
     machine: dict[str, Any] = field(default_factory=machine)
 
     def add(self, case: str, times: Mapping[str, float], floor: float | None = None, note: str = "") -> Row:
-        row = Row(case, dict(times), floor, note)
+        """Adds a case. A floor below a microsecond, the time of any launch, says nothing and is left out."""
+        row = Row(case, dict(times), floor if floor is None or floor >= 1e-3 else None, note)
         self.rows.append(row)
         print(self.line(row), flush=True)
         return row
