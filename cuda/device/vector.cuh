@@ -67,11 +67,12 @@ template <int N, Reuse reuse = Reuse::plain, class T>
 __device__ __forceinline__ Vector<T, N> load(const T* from, bool inside = true) {
   using Words = detail::WordsOf<Vector<T, N>>;
   Words words = {};
-#define ORTOPS_LOAD(instruction)                                                                           \
-  asm volatile("{\n .reg .pred p;\n setp.ne.s32 p, %5, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n"             \
-               " mov.b32 %2, 0;\n mov.b32 %3, 0;\n @p " instruction ".v4.b32 {%0, %1, %2, %3}, [%4];\n}"   \
-               : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])                        \
-               : "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(inside)))
+#define ORTOPS_LOAD(instruction)                                                                \
+  asm volatile(                                                                                 \
+      "{\n .reg .pred p;\n setp.ne.s32 p, %5, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n"           \
+      " mov.b32 %2, 0;\n mov.b32 %3, 0;\n @p " instruction ".v4.b32 {%0, %1, %2, %3}, [%4];\n}" \
+      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])                      \
+      : "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(inside)))
   if constexpr (reuse == Reuse::none && sizeof(Words) == 16) {
     ORTOPS_LOAD("ld.global.L1::no_allocate");
   } else if constexpr (reuse == Reuse::constant && sizeof(Words) == 16) {
