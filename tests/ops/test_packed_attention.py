@@ -42,8 +42,7 @@ def draw(heads: int, kv_heads: int, length: int, size: int, dtype: str) -> np.nd
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("size", [7, 32, 64, 128, 256])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize(("size", "heads", "kv_heads"), [(7, 4, 4), (32, 6, 2), (64, 3, 1), (128, 4, 4), (256, 6, 2)])
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, False), (True, True)])
 def test_it_is_the_attention_of_the_parts(
     provider: str, dtype: str, size: int, heads: int, kv_heads: int, causal: bool, masked: bool
