@@ -65,9 +65,6 @@ std::span<const std::span<const Row>> table();
 extern const char* const kDeclarations;  // the fingerprint of the declarations that it was generated from
 extern const int kVariants;              // names an operator has: Name, Name_2, ... Name_<kVariants>
 
-// An element's type as text.
-const char* text(Type type);
-
 inline void check_attribute(bool fits, const char* name, const char* expected, const std::string& got) {
   if (!fits) throw Error(std::string("attribute ") + name + ": expected " + expected + ", got " + got);
 }
