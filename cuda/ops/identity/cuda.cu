@@ -9,7 +9,8 @@ constexpr int kThreads = 256;
 
 template <class T>
 __global__ void copy(const T* x, T* y, int64_t count) {
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < count; i += gridDim.x * int64_t(kThreads)) y[i] = x[i];
+  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < count; i += gridDim.x * int64_t(kThreads))
+    y[i] = x[i];
 }
 
 }  // namespace
