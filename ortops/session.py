@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import onnx
-import onnxruntime
+
+try:
+    import onnxruntime
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "ortops runs models on onnxruntime, which is not installed: pip install onnxruntime, or onnxruntime-gpu for CUDA"
+    ) from missing
 
 from ortops import _library
 from ortops._cpu_policy import prefers_stock

@@ -422,7 +422,10 @@ void infer_shapes(const CustomOp& op, OrtShapeInferContext* context) {
   Binder<Symbol> binder(pointers.data(), static_cast<int>(count), outputs.data());
   info.infer(attributes.get(), binder);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].rank < 0) continue;
+    // A node may leave optional outputs out, and nothing tells here whether it does: setting the shape of one that is
+    // not there writes past the end of ONNX Runtime's list (1.24 to 1.27 abort). They stay without a shape until they
+    // run.
+    if (outputs[i].rank < 0 || info.outputs[i].optional) continue;
     OrtTensorTypeAndShapeInfo* raw = nullptr;
     ort.check(ort.api->CreateTensorTypeAndShapeInfo(&raw));
     const Owned<OrtTensorTypeAndShapeInfo> shape(raw, ort.api->ReleaseTensorTypeAndShapeInfo);

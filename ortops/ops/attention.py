@@ -323,8 +323,8 @@ def packed_qkv_attention(
     qkv,
     mask=None,
     *,
-    heads: Annotated[int, Range(min=1)],
-    kv_heads: Annotated[int, Range(min=1)],
+    heads: Annotated[int, Range(min=1, max=65536)],
+    kv_heads: Annotated[int, Range(min=1, max=65536)],
     scale: Annotated[float, Range(min=0)] | None = None,
     causal: bool = False,
 ):

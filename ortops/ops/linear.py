@@ -84,7 +84,8 @@ def _cases() -> Iterator[Case]:
         samples={"weight": lambda rng, shape, sizes: rng.standard_normal(shape) / sqrt(max(sizes["K"], 1))},
         terms=_terms,
         # On CUDA what an activation reads may have been rounded already: 0.57 epsilon and the last rounding's half.
-        bar={"float16": 1.1, "bfloat16": 1.1},
+        # In float32 the order of a sum is ONNX Runtime's or cuBLASLt's: 129 terms were seen 9.4 epsilon off.
+        bar={"float16": 1.1, "bfloat16": 1.1, "float32": 16},
     ),
 )
 def linear(
