@@ -24,7 +24,7 @@ from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 from ortops import schemas
 from ortops._declare import Op, OpError, find
 from ortops._infer import attribute_values, data_type, type_name
-from ortops.graph import Graph, Value
+from ortops.graph import Graph, Value, numbered
 
 __all__ = ["attach_functions", "lower"]
 
@@ -150,8 +150,9 @@ class Body(Graph):
         attributes = [_attr(name, value) for name, value in self.call.attributes if value is not None]
         return ir.Function(schemas.DOMAIN, name, graph=graph, attributes=attributes)
 
-    def replace(self, node: ir.Node) -> None:
-        """Puts the body's nodes in the place of the node; the body is used up. Names begin with the node's."""
+    def replace(self, node: ir.Node, taken: Names) -> None:
+        """Puts the body's nodes in the place of the node; the body is used up. Names begin with the node's, and are ones that are
+        not taken yet."""
         graph = node.graph
         assert graph is not None
         for inner, outer in zip(self._graph.inputs, node.inputs, strict=False):
@@ -165,12 +166,34 @@ class Body(Graph):
         nodes = list(self._graph)
         self._graph.remove(nodes)
         for new in nodes:
-            new.name = f"{node.name}/{new.name}"
+            new.name = _claimed(f"{node.name}/{new.name}", taken.nodes)
             for value in new.outputs:
-                value.name = f"{node.name}/{value.name}" if value.name else value.name
+                value.name = _claimed(f"{node.name}/{value.name}", taken.values) if value.name else value.name
         ir.convenience.replace_nodes_and_values(
             graph, node, [node], nodes, [old for old, _ in wanted], [new for _, new in wanted]
         )
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a model's nodes and values are called, subgraphs included."""
+
+    nodes: set[str]
+    values: set[str]
+
+    @staticmethod
+    def of(model: ir.Model) -> Names:
+        nodes = list(_graph_nodes(model))
+        graphs = {node.graph for node in nodes if isinstance(node.graph, ir.Graph)} | {model.graph}
+        values = [value for node in nodes for value in node.outputs]
+        values += [value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())]
+        return Names({node.name or "" for node in nodes}, {value.name or "" for value in values})
+
+
+def _claimed(name: str, taken: set[str]) -> str:
+    name = numbered(name, taken)
+    taken.add(name)
+    return name
 
 
 class Bodies:
@@ -210,6 +233,7 @@ def attach_functions(model: Model) -> Model:
         return ir.to_proto(attach_functions(ir.from_proto(model)))
     nodes = _prepare(model)
     bodies = Bodies(max(model.graph.opset_imports.get("", BODY_OPSET), BODY_OPSET))
+    taken = Names.of(model)
     groups: dict[Op, dict[Call, list[ir.Node]]] = {}
     for op, node in nodes:
         _drop_unused_outputs(op, node)
@@ -225,7 +249,7 @@ def attach_functions(model: Model) -> Model:
             for node in members:
                 node.op_type = name
         for node in (node for members in ranked[len(schemas.names(op)) :] for node in members):
-            _body(Call.of(op, node), node, _opset(model, node)).replace(node)
+            _body(Call.of(op, node), node, _opset(model, node)).replace(node, taken)
     if nodes:
         model.graph.opset_imports[schemas.DOMAIN] = schemas.VERSION
     _forget_unused(model)
@@ -260,8 +284,9 @@ def lower_in_place(model: ir.Model, choose: Callable[[Op, ir.Node], bool]) -> ir
     missing = sorted({f"{op.name} ({node.name})" for op, node in nodes if op.body is None})
     if missing:
         raise OpError(f"cannot be lowered, for want of a decomposition: {', '.join(missing)}")
+    taken = Names.of(model)
     for op, node in nodes:
-        _body(Call.of(op, node), node, _opset(model, node)).replace(node)
+        _body(Call.of(op, node), node, _opset(model, node)).replace(node, taken)
     _forget_unused(model)
     return model
 

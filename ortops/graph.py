@@ -453,13 +453,13 @@ class Graph:
         return results[0] if len(results) == 1 else results
 
     def _node_name(self, name: str) -> str:
-        name = _numbered(name, self._node_names)
+        name = numbered(name, self._node_names)
         self._node_names.add(name)
         return name
 
     def _unused(self, name: str, value: onnx_ir.Value | None = None) -> str:
         """The name, with a number if it is taken; it may have to yield later to one that the caller chooses."""
-        name = _numbered(name, self._value_names)
+        name = numbered(name, self._value_names)
         self._value_names[name] = value
         return name
 
@@ -493,7 +493,8 @@ class _Onnx:
         return append
 
 
-def _numbered(name: str, taken: Mapping[str, Any] | set[str]) -> str:
+def numbered(name: str, taken: Mapping[str, Any] | set[str]) -> str:
+    """The name, with a number behind it if it is taken."""
     number, candidate = 1, name
     while candidate in taken:
         number += 1

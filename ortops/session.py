@@ -329,7 +329,7 @@ def _lower(source: _Source, everything: bool, on_cpu: bool) -> tuple[_Source, tu
     folder = str(Path(source.path or "").resolve().parent) if beside else None
     try:
         model = lower_in_place(model, choose)
-    except OpError:
+    except Exception:  # a model that is wrong, or of a kind not foreseen: onnxruntime is to say what it thinks of it
         if everything:
             raise
         return source, ()

@@ -292,3 +292,23 @@ def test_a_rank_that_is_not_known():
 @pytest.mark.parametrize("declaration", [o for o in _declare.ops() if o.body is not None], ids=lambda o: o.name)
 def test_every_decomposition_has_the_arguments_of_its_operator(declaration):
     assert callable(declaration.body)
+
+
+def test_names_that_are_taken_are_left_alone():
+    """A value and a node that are called what a lowered node would be."""
+    g = ortops.Graph("taken")
+    x = g.input("x", "float32", ["n", 3])
+    y = ops.linear(x, np.ones((3, 4), np.float32), np.ones(4, np.float32), activation="gelu")
+    g.output(g.onnx.Neg(y), "y")
+    model = g.build(functions=False)
+    node = next(node for node in model.graph.node if node.op_type == "Linear")
+    lowered = ortops.lower(model)
+    clash = next(other for other in lowered.graph.node if other.name.startswith(node.name))
+    neg = next(other for other in model.graph.node if other.op_type == "Neg")
+    neg.name = clash.name
+    relu = onnx.helper.make_node("Relu", ["y"], [clash.output[0]], name="relu")
+    model.graph.node.append(relu)
+    model.graph.output.append(onnx.helper.make_tensor_value_info(clash.output[0], 1, ["n", 4]))
+    again = ortops.lower(model)
+    onnx.checker.check_model(again, full_check=True)
+    assert len({other.name for other in again.graph.node}) == len(again.graph.node)
