@@ -6,6 +6,7 @@ import ctypes
 import functools
 import json
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,11 @@ def load(path: str | os.PathLike[str] | None = None) -> ctypes.CDLL:
         raise LibraryError(f"{path}: {'not a file' if path.exists() else 'no such file'}; {REBUILD}")
     try:
         with path.open("rb") as file:
-            magic = file.read(4)
-        if magic != b"\x7fELF":
-            raise LibraryError(f"{path}: not a shared library (it begins with {magic!r}); {REBUILD}")
+            header = file.read(64)
+        if header[:4] != b"\x7fELF":
+            raise LibraryError(f"{path}: not a shared library (it begins with {header[:4]!r}); {REBUILD}")
+        if not _is_whole(header, path.stat().st_size):
+            raise LibraryError(f"{path}: only the beginning of a library, a copy that broke off; {REBUILD}")
         library = ctypes.CDLL(str(path.resolve()))
     except OSError as error:
         raise LibraryError(f"{path}: cannot be loaded: {error}") from error
@@ -66,6 +69,14 @@ def load(path: str | os.PathLike[str] | None = None) -> ctypes.CDLL:
         if not hasattr(library, function):
             raise LibraryError(f"{path}: not a library of ortops: it has no function {function}; {REBUILD}")
     return library
+
+
+def _is_whole(header: bytes, size: int) -> bool:
+    """Whether the table of sections, which ends a 64-bit ELF file, is there: loading a file that breaks off kills the process."""
+    if len(header) < 64:
+        return False
+    offset, entry, count = (*struct.unpack_from("<Q", header, 40), *struct.unpack_from("<HH", header, 58))
+    return bool(offset + entry * count <= size)
 
 
 @functools.cache

@@ -322,7 +322,12 @@ def _lower(source: _Source, everything: bool, on_cpu: bool) -> tuple[_Source, tu
         done.append(Lowered(node.name or "", op.name, reason))
         return True
 
-    model = source.ir()
+    try:
+        model = source.ir()
+    except Exception:  # onnxruntime is to say what is wrong with it
+        if everything:
+            raise
+        return source, ()
     external = any(isinstance(value.const_value, onnx_ir.ExternalTensor) for value in model.graph.initializers.values())
     # Before 1.21 onnxruntime finds external data beside a file only: the model then goes through one (see `opened`).
     beside = external and source.path is not None and _version() >= (1, 21)
