@@ -66,7 +66,11 @@ extern const char* const kDeclarations;  // the fingerprint of the declarations 
 extern const int kVariants;              // names an operator has: Name, Name_2, ... Name_<kVariants>
 
 inline void check_attribute(bool fits, const char* name, const char* expected, const std::string& got) {
-  if (!fits) throw Error(std::string("attribute ") + name + ": expected " + expected + ", got " + got);
+  if (fits) return;
+  std::string shown;  // an error's text is UTF-8, whatever the model holds, and not longer than a line
+  for (size_t i = 0; i < got.size() && i < 80; ++i) shown += got[i] >= ' ' && got[i] <= '~' ? got[i] : '?';
+  if (got.size() > 80) shown += "...";
+  throw Error(std::string("attribute ") + name + ": expected " + expected + ", got " + shown);
 }
 
 }  // namespace ortops
