@@ -789,6 +789,22 @@ class Op:
         known += [f"{text} = {value}" for text, value in computed.items() if value is not None]
         return f"[{' '.join(map(str, formal.axes))}]" + (f" with {', '.join(known)}" if known else "")
 
+    def surely_takes(self, shapes: Mapping[str, Sequence[Axis] | None], attributes: Mapping[str, Any]) -> bool:
+        """Whether the inputs that are there, of these shapes by name (None: of unknown rank), fit together, whatever the symbols
+        in the shapes stand for."""
+        if None in shapes.values() or sum(None in (shape or ()) for shape in shapes.values()) > 1:
+            return False
+        formals = self.signature(attributes).inputs
+        try:
+            bindings = self.bind_shapes([shapes.get(formal.name) for formal in formals], attributes)
+        except OpError:
+            return False
+        return all(
+            bindings.axes(formal, attributes) == tuple(shapes[formal.name] or ())
+            for formal in formals
+            if formal.name in shapes
+        )
+
     def output_shapes(
         self, bindings: Bindings, attributes: Mapping[str, Any], where: str | None = None
     ) -> list[tuple[Axis, ...] | None]:

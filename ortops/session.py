@@ -293,14 +293,14 @@ def _lower(source: _Source, everything: bool, on_cpu: bool) -> tuple[_Source, tu
     everything is to be."""
     import onnx_ir
 
-    from ortops._infer import attribute_values, type_name
+    from ortops._infer import attribute_values, axes, type_name
     from ortops.functions import lower_in_place
 
     done: list[Lowered] = []
 
     def choose(op: Op, node: onnx_ir.Node) -> bool:
-        formals = zip(op.inputs, node.inputs, strict=False)
-        inputs = {formal.name: type_name(value.dtype) for formal, value in formals if value is not None}
+        present = {f.name: value for f, value in zip(op.inputs, node.inputs, strict=False) if value is not None}
+        inputs = {name: type_name(value.dtype) for name, value in present.items()}
         if everything:
             if on_cpu and "bfloat16" in inputs.values():
                 raise OpError(
@@ -316,7 +316,11 @@ def _lower(source: _Source, everything: bool, on_cpu: bool) -> tuple[_Source, tu
                 for formal, value in zip(op.outputs, node.outputs, strict=False)
                 if value.uses() or value.is_graph_output()
             ]
-            reason = prefers_stock(op.name, inputs, attribute_values(op, node, op.name), outputs)
+            attributes = attribute_values(op, node, op.name)
+            # Standard nodes would take some calls that ours refuses: sizes that broadcast where they should be equal.
+            if not op.surely_takes({name: axes(value.shape) for name, value in present.items()}, attributes):
+                return False
+            reason = prefers_stock(op.name, inputs, attributes, outputs)
         if reason is None:
             return False
         done.append(Lowered(node.name or "", op.name, reason))

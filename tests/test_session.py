@@ -326,3 +326,19 @@ def test_a_library_that_breaks_off(tmp_path, size):
     (tmp_path / "part.so").write_bytes(Path(ortops.library_path()).read_bytes()[:size])
     with pytest.raises(LibraryError, match="broke off"):
         ortops.register(onnxruntime.SessionOptions(), library=str(tmp_path / "part.so"))
+
+
+def test_a_call_that_standard_nodes_would_take_wrongly_is_not_lowered():
+    """A bias of one element broadcasts in an Add; our operator refuses it, whichever way a session runs it."""
+    node = onnx.helper.make_node("Linear", ["x", "w", "b"], ["y"], name="linear", domain="ortops")
+    info = onnx.helper.make_tensor_value_info
+    inputs = [info("x", 1, ["n", 3]), info("w", 1, [3, 4]), info("b", 1, ["k"])]
+    graph = onnx.helper.make_graph([node], "wrong", inputs, [info("y", 1, ["n", 4])])
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("ortops", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    opened = ortops.InferenceSession(model, providers=[CPU])
+    assert not opened.ortops_lowered
+    feeds = {"x": np.ones((2, 3), np.float32), "w": np.ones((3, 4), np.float32)}
+    with pytest.raises(Exception, match=r"Linear \(node linear\): b(ias)?: expected shape \[N\] with N = 4, got \[1\]"):
+        opened.run(None, feeds | {"b": np.ones(1, np.float32)})
+    assert opened.run(None, feeds | {"b": np.ones(4, np.float32)})[0].shape == (2, 4)
