@@ -135,8 +135,8 @@ def test_shapes_are_inferred() -> None:
             "attribute kv_heads: expected a divisor of heads = 12, got 5",
         ),
         ((1, 5, 3, 520), {"heads": 1, "kv_heads": 1}, "qkv: expected a head size of at most 512, got 520"),
-        ((1, 5, 3, 8), {"heads": 1, "kv_heads": 0}, "attribute kv_heads: expected an int at least 1, got 0"),
-        ((1, 5, 3, 8), {"heads": 1}, "attribute kv_heads: expected an int at least 1, got nothing"),
+        ((1, 5, 3, 8), {"heads": 1, "kv_heads": 0}, "attribute kv_heads: expected an int from 1 to 65536, got 0"),
+        ((1, 5, 3, 8), {"heads": 1}, "attribute kv_heads: expected an int from 1 to 65536, got nothing"),
     ],
 )
 def test_errors(provider: str, shape: tuple[int, ...], attributes: dict[str, Any], message: str) -> None:
