@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ortops.functions import attach_functions, lower
     from ortops.graph import Graph, Value
     from ortops.session import InferenceSession, register
+    from ortops.training import gradients
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ _HOMES = {
     "library_path": "ortops._library",
     "InferenceSession": "ortops.session",
     "register": "ortops.session",
+    "gradients": "ortops.training",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "attach_functions",
     "build_info",
     "find",
+    "gradients",
     "library_path",
     "lower",
     "onnx",

@@ -217,6 +217,8 @@ def binding(signature: Signature) -> Iterator[str]:
     for index, formal in enumerate(signature.inputs):
         if formal.broadcast:
             yield from statement("broadcast_input", index, formal, tail=f", s.{formal.name}_strides")
+        if formal.host:
+            yield f's.{formal.name} = b.held({index}, "{formal.name}", {str(formal.optional).lower()});'
     for index, formal in enumerate(signature.outputs):
         yield from statement("output", index, formal, name=False)
 
@@ -230,6 +232,7 @@ def sizes_of(op: Op) -> tuple[list[str], list[str], list[str]]:
                 for name in names_in(node):
                     found[name.name] = isinstance(name, Group)
     lists = {found.name for formal in op.inputs if formal.variadic for axis in formal.axes for found in names_in(axis)}
+    found |= {formal.name: True for formal in op.inputs if formal.host}
     runs = [name for name, run in found.items() if run]
     return (
         [name for name, run in found.items() if not run],
@@ -277,10 +280,12 @@ def op_header(op: Op) -> str:
         if f.variadic
         else f"  const {element(op, f)}* {f.name} = nullptr;{'  // optional' if f.optional else ''}"
         for f in op.inputs
+        if not f.host
     ]
     out += [f"  {element(op, f)}* {f.name} = nullptr;{'  // optional' if f.optional else ''}" for f in op.outputs]
     out += [f"  int64_t {size} = 0;" for size in sizes]
-    out += [f"  Shape {run};{'  // the axes of `...`' if run == OUTER else ''}" for run in runs]
+    notes = {OUTER: "  // the axes of `...`"} | {f.name: "  // what it holds" for f in op.inputs if f.host}
+    out += [f"  Shape {run};{notes.get(run, '')}" for run in runs]
     out += [f"  std::vector<Shape> {name};  // of each" for name in lists]
     out += [f"  Strides {formal.name}_strides;" for formal in broadcast]
     out += ["};", ""]
@@ -311,11 +316,12 @@ def op_header(op: Op) -> str:
         *[f"  s.{formal.name}_strides = &a.{formal.name}_strides;" for formal in broadcast],
         f"  Shape shapes[{outputs}];",
         "  Binder<int64_t> b(call.input_shapes.data(), static_cast<int>(call.input_shapes.size()), shapes);",
+        *(["  b.read_from(call);"] if any(formal.host for formal in op.inputs) else []),
         f"  {function}_shapes(a, b, s);",
         *[f"  a.{size} = s.{size};" for size in sizes],
         *[f"  a.{run} = s.{run};" for run in runs],
         *[f"  a.{name} = s.{name};" for name in lists],
-        *[read_input(op, index) for index in range(len(op.inputs))],
+        *[read_input(op, index) for index, formal in enumerate(op.inputs) if not formal.host],
         "  bool empty = true;",
         *[
             f"  a.{op.outputs[i].name} = static_cast<{element(op, op.outputs[i])}*>(call.output({i}, shapes[{i}]));\n"
@@ -351,7 +357,7 @@ def family_source(family: str, members: Sequence[Op], device: str) -> str:
     types_lines: list[str] = []
     rows: list[str] = []
     for op in members:
-        for types in op.type_sets():
+        for types in op.type_sets(device):
             tags, call = row(op, device, types)
             types_lines.append(f"const Type types_{len(rows)}[] = {{{tags}}};")
             rows.append(f"    {{&k{op.name}, Device::{device}, types_{len(rows)}, {call}}},")
@@ -382,7 +388,10 @@ def table_source(families: Mapping[str, Sequence[Op]]) -> str:
     out += ["", "namespace ortops {", "namespace {", ""]
     for op in itertools.chain(*families.values()):
         for kind, formals in (("inputs", op.inputs), ("outputs", op.outputs)):
-            listed = ", ".join(f'{{"{f.name}", {str(f.optional).lower()}, {str(f.variadic).lower()}}}' for f in formals)
+            listed = ", ".join(
+                f'{{"{f.name}", {str(f.optional).lower()}, {str(f.variadic).lower()}, {str(f.host).lower()}}}'
+                for f in formals
+            )
             out.append(f"const Formal {op.__name__}_{kind}[] = {{{listed}}};")
         out += [
             f"void* {op.__name__}_parse([[maybe_unused]] AttributeReader& reader) {{",

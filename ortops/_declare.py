@@ -12,6 +12,8 @@ the shape.
     name: type<shape>     a shape that broadcasts to this one (numpy's rule)
     name: type?[shape]    optional
     *name: type[shape]    any number of them; the last input only
+    name: host type[N]    an input that the host reads when the node runs, a few int64; as a run of axes, `*name` is
+                          what it holds (and is not known while shapes are inferred, unless it is a constant)
 
 A type is a variable (bound by a keyword of the decorator to the types it may take) or the name of a type. The axes of
 a shape are separated by spaces:
@@ -31,6 +33,7 @@ This module needs numpy alone: it is also run by the build, before anything else
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,6 +51,7 @@ __all__ = [
     "INDICES",
     "INTEGERS",
     "VARIANTS",
+    "WIDE_FLOATS",
     "Annotated",
     "Case",
     "Literal",
@@ -88,6 +92,7 @@ ELEMENT_SIZES = {
 }
 
 FLOATS = ("float32", "float16", "bfloat16")
+WIDE_FLOATS = (*FLOATS, "float64")
 INTEGERS = ("int32", "int64", "int8", "uint8", "int16", "uint16", "uint32", "uint64")
 INDICES = ("int64", "int32")
 ALL = tuple(ELEMENT_TYPES)
@@ -210,6 +215,7 @@ class Formal:
     optional: bool = False
     variadic: bool = False
     broadcast: bool = False
+    host: bool = False
 
     @property
     def shape(self) -> str:
@@ -217,7 +223,8 @@ class Formal:
         return f"<{text}>" if self.broadcast else f"[{text}]"
 
     def __str__(self) -> str:
-        return f"{'*' if self.variadic else ''}{self.name}: {self.type}{'?' if self.optional else ''}{self.shape}"
+        host = "host " if self.host else ""
+        return f"{'*' if self.variadic else ''}{self.name}: {host}{self.type}{'?' if self.optional else ''}{self.shape}"
 
 
 @dataclass(frozen=True)
@@ -229,7 +236,7 @@ class Signature:
         """The inputs that bind names, such that each has at most one run of axes that is still unknown when its turn comes."""
         waiting = [i for i, formal in enumerate(self.inputs) if not formal.broadcast]
         order: list[int] = []
-        known: set[str] = set()
+        known: set[str] = {formal.name for formal in self.inputs if formal.host}
         while waiting:
             for index in waiting:
                 axes = self.inputs[index].axes
@@ -310,6 +317,9 @@ class _Parser:
         name = self.take(kind="name")
         self.take(":")
         type_ = self.take(kind="name")
+        host = type_ == "host"
+        if host:
+            type_ = self.take("int64")
         optional = self.accept("?")
         broadcast = self.accept("<")
         if not broadcast:
@@ -319,7 +329,7 @@ class _Parser:
         while self.peek() != close:
             axes.append(self.axis())
         self.take(close)
-        return Formal(name, type_, tuple(axes), optional, variadic, broadcast)
+        return Formal(name, type_, tuple(axes), optional, variadic, broadcast, host)
 
     def axis(self) -> Expression:
         if self.accept("..."):
@@ -555,6 +565,7 @@ class Testing:
         sizes: Changes the sizes that the tests have chosen to ones that go together.
         bar: Allowed error, by type, in steps of that type's epsilon; 1 for 16-bit types and 8 for wider ones unless given.
             Each one is to say why.
+        fixed: Inputs that keep their values when a captured graph is replayed with others (offsets, say).
         terms: Called like the operator (in float64, of the attributes only those that are not their default): the size of
             the terms that results are summed from. Where they cancel, errors are relative to it.
     """
@@ -564,6 +575,7 @@ class Testing:
     samples: Mapping[str, Sampler] = field(default_factory=dict)
     sizes: Callable[[dict[str, int]], dict[str, int]] = dict
     bar: Mapping[str, float] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
     terms: Callable[..., Any] | None = None
 
 
@@ -581,6 +593,7 @@ class Op:
     by_size: frozenset[str]
     testing: Testing = Testing()
     body: Callable[..., Any] | None = None
+    backward: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         self.__name__ = self.function.__name__
@@ -613,8 +626,9 @@ class Op:
     def signature(self, attributes: Mapping[str, Any]) -> Signature:
         return self.layouts[attributes[self.layout] if self.layout else ""]
 
-    def type_sets(self) -> Iterator[dict[str, str]]:
-        """Every way to give the type variables their types, in the declaration's order."""
+    def type_sets(self, device: str = "cpu") -> Iterator[dict[str, str]]:
+        """Every way to give the type variables their types, in the declaration's order. What is computed in float64 has kernels on
+        the CPU alone; what is only moved has them on both."""
 
         def expand(variables: list[str], chosen: dict[str, str]) -> Iterator[dict[str, str]]:
             if not variables:
@@ -623,7 +637,9 @@ class Op:
             for type_ in self.types[variables[0]]:
                 yield from expand(variables[1:], chosen | {variables[0]: chosen.get(type_, type_)})
 
-        yield from expand(list(self.types), {})
+        for chosen in expand(list(self.types), {}):
+            if device == "cpu" or all(t != "float64" or v in self.by_size for v, t in chosen.items()):
+                yield chosen
 
     def decomposition(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """Registers the function that builds the operator from standard ONNX nodes. It is called like the operator itself,
@@ -632,6 +648,35 @@ class Op:
             raise TypeError(f"{self.name}: the decomposition takes other arguments than the operator")
         self.body = body
         return body
+
+    def gradient(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Registers the function that builds the operator's gradient on graph values.
+
+        Its positional parameters say what it needs: an input or an output by its name, `d_<output>` for the gradient of an output
+        (None if nothing flows back through that one); its keyword-only parameters are attributes. It returns a dictionary from the
+        names of inputs to their gradients (None: zero; of a variadic input a list), or the gradient itself where the operator has
+        only one input that can have one. See ortops/training.
+        """
+        parameters = inspect.signature(backward).parameters.values()
+        inputs, outputs = {f.name for f in self.inputs}, {f.name for f in self.outputs}
+        known = inputs | outputs | {f"d_{name}" for name in outputs}
+        for parameter in parameters:
+            allowed = {a.name for a in self.attributes} if parameter.kind is parameter.KEYWORD_ONLY else known
+            if parameter.name not in allowed:
+                raise TypeError(
+                    f"{self.name}: the gradient's parameter {parameter.name} is none of {', '.join(sorted(allowed))}"
+                )
+        self.backward = backward
+        return backward
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The inputs that can have a gradient: those of a floating type."""
+        return tuple(
+            f.name
+            for f in self.inputs
+            if any("float" in t for t in self.types.get(f.type, (f.type,)) if t not in self.types)
+        )
 
     # --- calling
 
@@ -703,9 +748,14 @@ class Op:
         return bound
 
     def bind_shapes(
-        self, shapes: Sequence[Sequence[Axis] | None], attributes: Mapping[str, Any], where: str | None = None
+        self,
+        shapes: Sequence[Sequence[Axis] | None],
+        attributes: Mapping[str, Any],
+        where: str | None = None,
+        values: Mapping[str, Sequence[int] | None] | None = None,
     ) -> Bindings:
-        """Matches the inputs' shapes (None: absent, or of unknown rank) with the shape line; raises OpError where they do not fit."""
+        """Matches the inputs' shapes (None: absent, or of unknown rank) with the shape line; raises OpError where they do not fit.
+        `values` are those of host inputs by name, as far as they are there and known (None: there, but not known)."""
         where = where or self.name
         signature = self.signature(attributes)
         bindings = Bindings()
@@ -723,7 +773,15 @@ class Op:
                     attributes,
                     where,
                 )
-        for formal, shape in zip(signature.inputs, shapes, strict=False):
+        for formal, shape in itertools.zip_longest(signature.inputs, shapes[: len(signature.inputs)]):
+            if formal.host:
+                values = values or {}
+                held: Sequence[Axis] | None = values.get(formal.name)
+                if held is None and shape is not None and isinstance(shape[0], int):
+                    held = [None] * shape[0]
+                absent = shape is None and formal.name not in values
+                if held is not None or absent:
+                    bindings.runs[formal.name] = tuple(held or ())
             if formal.broadcast and shape is not None:
                 full = bindings.axes(formal, attributes)
                 fits = full is None or (
@@ -829,13 +887,23 @@ class Op:
             )
         return list(outputs)
 
+    def host_values(self, arrays: Sequence[np.ndarray | None]) -> dict[str, Sequence[int]]:
+        """What the host inputs among these hold."""
+        return {
+            formal.name: array.tolist()
+            for formal, array in zip(self.inputs, arrays, strict=False)
+            if formal.host and array is not None
+        }
+
     def reference(self, *inputs: Any, **attributes: Any) -> tuple[np.ndarray, ...]:
         """Computes in float64, every output unrounded."""
         values, given = self.arguments(inputs, attributes)
         arrays = [None if value is None else np.asarray(value) for value in values]
         types = [None if array is None else str(array.dtype) for array in arrays]
         self.bind_types(types, also=("float64",))
-        self.bind_shapes([None if array is None else array.shape for array in arrays], given)
+        self.bind_shapes(
+            [None if array is None else array.shape for array in arrays], given, values=self.host_values(arrays)
+        )
         wide = [a.astype(np.float64) if a is not None and "float" in str(a.dtype) else a for a in arrays]
         with np.errstate(all="ignore"):
             result = self.function(*wide, **given)
@@ -935,7 +1003,7 @@ def op(
             signature.binding_order()
             axes = [axis for formal in (*signature.inputs, *signature.outputs) for axis in formal.axes]
             clash = {found.name for axis in axes for found in names_in(axis)} & {
-                f.name for f in (*signature.inputs, *signature.outputs)
+                f.name for f in (*signature.inputs, *signature.outputs) if not f.host
             }
             if clash:
                 raise TypeError(f"{name}: {', '.join(clash)} is a size as well as an input or output")

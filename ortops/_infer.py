@@ -84,10 +84,12 @@ def infer_op(
     shapes: Sequence[Sequence[Axis] | None],
     attributes: Mapping[str, Any],
     where: str | None = None,
+    values: Mapping[str, Sequence[int] | None] | None = None,
 ) -> list[tuple[str | None, tuple[Axis, ...] | None]]:
-    """Type and shape of every output of an operator of ours; raises OpError where the inputs do not fit."""
+    """Type and shape of every output of an operator of ours; raises OpError where the inputs do not fit. `values` are what its
+    host inputs hold, None where that is not known."""
     bound = op.bind_types(types, where)
-    bindings = op.bind_shapes(shapes, attributes, where)
+    bindings = op.bind_shapes(shapes, attributes, where, values)
     return list(zip(op.output_types(bound), op.output_shapes(bindings, attributes), strict=True))
 
 

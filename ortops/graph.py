@@ -277,7 +277,12 @@ class Graph:
         values = self._op_values(op, given_inputs)
         types = [None if value is None else type_name(value.dtype) for value in values]
         shapes = [None if value is None else axes(value.shape) for value in values]
-        inferred = infer_op(op, types, shapes, attributes)
+        held = {
+            formal.name: value.const_value.numpy().ravel().tolist() if value.const_value is not None else None
+            for formal, value in zip(op.inputs, values, strict=False)
+            if formal.host and value is not None
+        }
+        inferred = infer_op(op, types, shapes, attributes, values=held)
         last = max(index for index, formal in enumerate(op.outputs) if formal.name in chosen)
         names = [formal.name if formal.name in chosen else "" for formal in op.outputs[: last + 1]]
         node = self._append(schemas.DOMAIN, op.name, op.__name__, values, _attributes(op, attributes), names)

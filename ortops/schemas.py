@@ -107,7 +107,12 @@ def _infer(op: Op, context: Any) -> None:
     texts = {name: value.decode() if isinstance(value, bytes) else value for name, value in present.items()}
     where = context.get_display_name() if hasattr(context, "get_display_name") else op.name
     attributes = as_declared(op, op.check_attributes(texts, where))
-    for index, (type_, shape) in enumerate(infer_op(op, types, shapes, attributes, where)):
+    held: dict[str, Any] = {}
+    for index, of in enumerate(op.inputs):
+        if of.host and index < count and context.has_input(index):
+            data = context.get_input_data(index)
+            held[of.name] = None if data is None else onnx.numpy_helper.to_array(data).ravel().tolist()
+    for index, (type_, shape) in enumerate(infer_op(op, types, shapes, attributes, where, held)):
         if index < context.get_num_outputs() and context.has_output(index) and type_ is not None:
             sizes = None if shape is None else list(shape)
             context.set_output_type(index, onnx.helper.make_tensor_type_proto(ELEMENT_TYPES[type_], sizes))

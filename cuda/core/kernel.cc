@@ -144,7 +144,7 @@ class OrtCall final : public Call {
       void* data = nullptr;
       ort_.check(ort_.api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
       data_[i] = data;
-      value_ = value;
+      if (!info.inputs[std::min(i, info.inputs.size() - 1)].host) value_ = value;
     }
     input_shapes = {pointers_.data(), pointers_.size()};
     if (kernel.op_.row->device == Device::cuda)

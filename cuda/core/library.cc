@@ -45,7 +45,9 @@ CustomOp::CustomOp(const Ort& ort, const Row& row, std::string name, bool check_
   };
   GetInputCharacteristic = [](const OrtCustomOp* op, size_t i) { return characteristic(info(op).inputs[i]); };
   GetOutputCharacteristic = [](const OrtCustomOp* op, size_t i) { return characteristic(info(op).outputs[i]); };
-  GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
+  GetInputMemoryType = [](const OrtCustomOp* op, size_t i) {
+    return info(op).inputs[i].host ? OrtMemTypeCPUInput : OrtMemTypeDefault;
+  };
   GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
   GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };
   GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };

@@ -65,6 +65,15 @@ Size compute(F&& f, const Sizes&... sizes) {
   }
 }
 
+// Where a Binder reads the inputs that the host reads.
+class HostInputs {
+ public:
+  virtual const void* input(int index) = 0;
+
+ protected:
+  ~HostInputs() = default;
+};
+
 template <class Size>
 class Binder {
  public:
@@ -92,6 +101,26 @@ class Binder {
     std::vector<BasicShape<Size>> shapes;
     for (int i = index; i < count_; ++i) shapes.push_back(inputs_[i] ? *inputs_[i] : unset_run<Size>());
     return shapes;
+  }
+
+  void read_from(HostInputs& inputs) { host_ = &inputs; }
+
+  // What a host input holds, as a run of sizes. During inference only their number may be known.
+  BasicShape<Size> held(int index, const char* name, bool optional) const {
+    BasicShape<Size> values;
+    if (!has(index)) return optional && index >= count_ ? values : host_ ? values : unset_run<Size>();
+    const Size& count = (*inputs_[index])[0];
+    if (!is_number(count)) return unset_run<Size>();
+    if (number(count) > kMaxRank) {
+      throw Error(std::string(name) + ": expected at most " + std::to_string(kMaxRank) + " values, got " + text(count));
+    }
+    values.rank = static_cast<int>(number(count));
+    for (int i = 0; i < values.rank; ++i) values.dims[i] = unset<Size>();
+    if constexpr (std::is_same_v<Size, int64_t>) {
+      const auto* data = static_cast<const int64_t*>(host_->input(index));
+      std::copy(data, data + values.rank, values.dims);
+    }
+    return values;
   }
 
   // The input has exactly this shape; what has no value yet gets one.
@@ -201,6 +230,7 @@ class Binder {
   const BasicShape<Size>* const* inputs_;
   int count_;
   BasicShape<Size>* outputs_;
+  HostInputs* host_ = nullptr;
 };
 
 // The shape functions of shape lines; their twins are in ortops/_shapes.py, and tests/test_frame.py compares the two.

@@ -25,10 +25,10 @@ class AttributeReader {
 };
 
 // One call, as the generated code sees it.
-class Call : public Context {
+class Call : public Context, public HostInputs {
  public:
   std::span<const Shape* const> input_shapes;               // null where absent
-  virtual const void* input(int index) = 0;                 // null where absent
+  const void* input(int index) override = 0;                // null where absent
   virtual void* output(int index, const Shape& shape) = 0;  // null where the node does not name it
 
  protected:
@@ -39,6 +39,7 @@ struct Formal {
   const char* name;
   bool optional;
   bool variadic;
+  bool host;  // read by the host: it lies in the CPU's memory on every device
 };
 
 // An operator: what all its rows have in common.

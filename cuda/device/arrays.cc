@@ -69,6 +69,9 @@ ORTOPS_CLONES void narrow(const float* from, bfloat16* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = from_float<bfloat16>(from[i]);
 }
 
+ORTOPS_CLONES void add(double* sum, const double* addend, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sum[i] += addend[i];
+}
 ORTOPS_CLONES void add(float* sum, const float* addend, int64_t count) {
   for (int64_t i = 0; i < count; ++i) sum[i] += addend[i];
 }

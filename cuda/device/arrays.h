@@ -22,13 +22,16 @@ namespace ortops {
 
 void widen(const float16* from, float* to, int64_t count);
 void widen(const bfloat16* from, float* to, int64_t count);
+inline void widen(const double* from, double* to, int64_t count) { std::memcpy(to, from, count * sizeof(double)); }
 inline void widen(const float* from, float* to, int64_t count) { std::memcpy(to, from, count * sizeof(float)); }
 
 void narrow(const float* from, float16* to, int64_t count);
 void narrow(const float* from, bfloat16* to, int64_t count);
+inline void narrow(const double* from, double* to, int64_t count) { std::memcpy(to, from, count * sizeof(double)); }
 inline void narrow(const float* from, float* to, int64_t count) { std::memcpy(to, from, count * sizeof(float)); }
 
 // sum += addend
+void add(double* sum, const double* addend, int64_t count);
 void add(float* sum, const float* addend, int64_t count);
 void add(float* sum, const float16* addend, int64_t count);
 void add(float* sum, const bfloat16* addend, int64_t count);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
@@ -78,6 +79,10 @@ ORTOPS_HOST_DEVICE float to_float(float16 value) {
 }
 ORTOPS_HOST_DEVICE float to_float(bfloat16 value) { return detail::bit_cast<float>(uint32_t(value.bits) << 16); }
 
+// What a kernel computes in: float, and double where the tensors are (on the CPU alone).
+template <class T>
+using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
 template <class T>
 ORTOPS_HOST_DEVICE T from_float(float value);
 template <>
@@ -99,6 +104,23 @@ ORTOPS_HOST_DEVICE bfloat16 from_float<bfloat16>(float value) {
 #else
   return {detail::float_to_bfloat(value)};
 #endif
+}
+
+template <class T>
+ORTOPS_HOST_DEVICE Compute<T> to_compute(T value) {
+  if constexpr (std::is_same_v<T, double>) {
+    return value;
+  } else {
+    return to_float(value);
+  }
+}
+template <class T>
+ORTOPS_HOST_DEVICE T from_compute(Compute<T> value) {
+  if constexpr (std::is_same_v<T, double>) {
+    return value;
+  } else {
+    return from_float<T>(value);
+  }
 }
 
 }  // namespace ortops

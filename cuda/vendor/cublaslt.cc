@@ -43,7 +43,7 @@ enum PreferenceAttribute : int {
 // How the parts of a split product may be added up: in float32 only. By default they may be stored in the type of the
 // result first, which costs bfloat16 another factor of eight in error (seen on an H200).
 enum ReductionScheme : std::uint32_t { reduction_compute_type = 2 };
-enum EpilogueFlag : std::int32_t { epilogue_default = 1, epilogue_relu = 2, epilogue_bias = 4, epilogue_gelu = 32 };
+enum EpilogueFlag : std::int32_t { epilogue_default = 1, epilogue_bias = 4, epilogue_gelu = 32 };
 
 struct Algorithm {
   std::uint64_t data[8];
@@ -100,7 +100,7 @@ const Api& api() {
 }
 
 std::string describe(const Gemm& g) {
-  static constexpr const char* epilogues[] = {"none", "bias", "relu", "relu_bias", "gelu_tanh", "gelu_tanh_bias"};
+  static constexpr const char* epilogues[] = {"none", "bias", "gelu_tanh", "gelu_tanh_bias"};
   std::ostringstream text;
   text << "product " << g.m << "x" << g.k << "x" << g.n << " (M x K x N), " << dtype_name(g.type)
        << (g.tf32 ? " by TF32" : "") << ", weight " << (g.weight_out_in ? "[N,K]" : "[K,N]") << ", epilogue "
@@ -134,13 +134,10 @@ Opaque handle_of(int device, const Gemm& g) {
   return handle;
 }
 
-bool has_bias(Epilogue epilogue) {
-  return epilogue == Epilogue::bias || epilogue == Epilogue::relu_bias || epilogue == Epilogue::gelu_tanh_bias;
-}
+bool has_bias(Epilogue epilogue) { return epilogue == Epilogue::bias || epilogue == Epilogue::gelu_tanh_bias; }
 
 std::int32_t epilogue_flags(Epilogue epilogue) {
   std::int32_t flags = has_bias(epilogue) ? epilogue_bias : 0;
-  if (epilogue == Epilogue::relu || epilogue == Epilogue::relu_bias) flags |= epilogue_relu;
   if (epilogue == Epilogue::gelu_tanh || epilogue == Epilogue::gelu_tanh_bias) flags |= epilogue_gelu;
   return flags ? flags : epilogue_default;
 }

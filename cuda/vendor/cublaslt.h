@@ -9,7 +9,8 @@
 namespace ortops::vendor {
 
 // gelu_tanh is cuBLASLt's only GELU: the tanh form, not ONNX's default (erf), from which it differs by up to 5e-4.
-enum class Epilogue { none, bias, relu, relu_bias, gelu_tanh, gelu_tanh_bias };
+// Its ReLU is not here: some of its kernels make 0 of NaN (seen in float16, cuBLASLt 13.0, H200).
+enum class Epilogue { none, bias, gelu_tanh, gelu_tanh_bias };
 
 // Row-major D[m,n] = epilogue(X[m,k] W + bias[n] + beta C[m,n]), `batch` times, summed in float32. All sizes are
 // positive; leading dimensions and strides count elements. The bias is shared by the batch.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortops._declare import ELEMENT_TYPES, FLOATS, INDICES, Case, OpError, Testing, op
+from ortops._declare import ELEMENT_TYPES, INDICES, WIDE_FLOATS, Case, OpError, Testing, op
 from ortops._standard import onnx
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ CASES = (
     "indices: I[*S], table: T[V D], residual: T?<*S D> -> y: T[*S D]",
     name="Embedding",
     I=INDICES,
-    T=FLOATS,
+    T=WIDE_FLOATS,
     testing=Testing(
         cases=CASES,
         samples={"indices": lambda rng, shape, sizes: rng.integers(-sizes["V"], max(sizes["V"], 1), shape)},
@@ -73,5 +73,5 @@ def _(indices: Value, table: Value, residual: Value | None, *, padding_idx: int 
     rows = onnx.Gather(table, indices, axis=0)
     if residual is None:
         return rows
-    wide = ELEMENT_TYPES["float32"]
+    wide = ELEMENT_TYPES["float64" if table.dtype == "float64" else "float32"]
     return onnx.CastLike(onnx.Cast(rows, to=wide) + onnx.Cast(residual, to=wide), table)

@@ -114,10 +114,8 @@ std::vector<float> random_matrix(i64 rows, i64 columns, i64 leading) {
 
 // ---- products
 
-enum class Activation { none, relu, gelu };
-
 __global__ void naive(double* out, const float* x, const float* w, const float* bias, const float* c, i64 m, i64 n,
-                      i64 k, i64 ldx, i64 w_step_k, i64 w_step_n, i64 ldc, double beta, Activation activation) {
+                      i64 k, i64 ldx, i64 w_step_k, i64 w_step_n, i64 ldc, double beta, bool gelu) {
   const i64 at = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x;
   if (at >= m * n) return;
   const i64 row = at / n, column = at % n;
@@ -125,9 +123,7 @@ __global__ void naive(double* out, const float* x, const float* w, const float* 
   if (c) sum += beta * c[row * ldc + column];
   for (i64 i = 0; i < k; ++i)
     sum += static_cast<double>(x[row * ldx + i]) * static_cast<double>(w[i * w_step_k + column * w_step_n]);
-  if (activation == Activation::relu) sum = sum > 0 ? sum : 0;
-  if (activation == Activation::gelu)
-    sum = 0.5 * sum * (1 + tanh(0.7978845608028654 * (sum + 0.044715 * sum * sum * sum)));
+  if (gelu) sum = 0.5 * sum * (1 + tanh(0.7978845608028654 * (sum + 0.044715 * sum * sum * sum)));
   out[at] = sum;
 }
 
@@ -146,7 +142,7 @@ struct Operands {
     gemm.x = x.data();
     gemm.w = w.data();
     gemm.d = d.data();
-    if (e == Epilogue::bias || e == Epilogue::relu_bias || e == Epilogue::gelu_tanh_bias) gemm.bias = bias.data();
+    if (e == Epilogue::bias || e == Epilogue::gelu_tanh_bias) gemm.bias = bias.data();
     if (residual) gemm.c = c.data();
   }
 
@@ -155,15 +151,13 @@ struct Operands {
     const Tensor fx(DType::float32, x.host), fw(DType::float32, w.host), fb(DType::float32, bias.host),
         fc(DType::float32, c.host);
     const auto e = g.epilogue;
-    const auto activation = e == Epilogue::relu || e == Epilogue::relu_bias             ? Activation::relu
-                            : e == Epilogue::gelu_tanh || e == Epilogue::gelu_tanh_bias ? Activation::gelu
-                                                                                        : Activation::none;
+    const bool gelu = e == Epilogue::gelu_tanh || e == Epilogue::gelu_tanh_bias;
     double* out = nullptr;
     CUDA(cudaMalloc(&out, g.m * g.n * sizeof(double)));
     const auto f = [](const Tensor& t) { return static_cast<const float*>(t.data()); };
     naive<<<static_cast<unsigned>((g.m * g.n + 255) / 256), 256>>>(
         out, f(fx), f(fw), g.bias ? f(fb) : nullptr, g.c ? f(fc) : nullptr, g.m, g.n, g.k, g.ldx,
-        g.weight_out_in ? 1 : g.ldw, g.weight_out_in ? g.ldw : 1, g.ldc, g.beta, activation);
+        g.weight_out_in ? 1 : g.ldw, g.weight_out_in ? g.ldw : 1, g.ldc, g.beta, gelu);
     CUDA(cudaGetLastError());
     std::vector<double> values(g.m * g.n);
     CUDA(cudaMemcpy(values.data(), out, values.size() * sizeof(double), cudaMemcpyDeviceToHost));
@@ -215,11 +209,11 @@ constexpr DType all_types[] = {DType::float32, DType::float16, DType::bfloat16};
 void check_products(cudaStream_t stream, void* workspace) {
   constexpr i64 sizes[][3] = {{1, 64, 32},    {1, 771, 96},   {3, 5, 7},     {37, 50, 129},
                               {128, 256, 64}, {257, 331, 72}, {64, 771, 200}};
-  constexpr const char* names[] = {"none", "bias", "relu", "relu_bias", "gelu_tanh", "gelu_tanh_bias"};
+  constexpr const char* names[] = {"none", "bias", "gelu_tanh", "gelu_tanh_bias"};
   for (const DType type : all_types)
     for (const bool tf32 : {false, true})
       for (const bool out_in : {false, true})
-        for (int epilogue = 0; epilogue < 6; ++epilogue) {
+        for (int epilogue = 0; epilogue < 4; ++epilogue) {
           if (tf32 && type != DType::float32) continue;
           const std::string name = std::string("product ") + dtype_name(type) + (tf32 ? " tf32" : "") +
                                    (out_in ? " [N,K] " : " [K,N] ") + names[epilogue];

@@ -33,12 +33,12 @@ void embedding_cpu(const EmbeddingArgs<I, T>& a, Context& context) {
       const T* residual = a.residual + residual_row(row);
       for (int64_t begin = 0; begin < width; begin += kChunk) {
         const int64_t count = std::min(kChunk, width - begin);
-        float sum[kChunk];
+        Compute<T> sum[kChunk];
         widen(from + begin, sum, count);
         if (residual_step == 1) {
           add(sum, residual + begin, count);
         } else {
-          const float same = to_float(*residual);
+          const Compute<T> same = to_compute(*residual);
           for (int64_t d = 0; d < count; ++d) sum[d] += same;
         }
         narrow(sum, y + begin, count);

@@ -1,4 +1,4 @@
-// y = activation(x weight + bias) + residual: one product by cuBLASLt, whose epilogue does bias, relu, in 16-bit types
+// y = activation(x weight + bias) + residual: one product by cuBLASLt, whose epilogue does bias, in 16-bit types
 // tanh-GELU (its tanh is the processor's, good for 11 bits), and the residual where no activation comes before it. For
 // the rest one pass over y in place follows, at the speed of memory (residual, y in, y out).
 //
@@ -48,14 +48,12 @@ constexpr vendor::DType dtype() {
 template <class T>
 bool is_fused(LinearAttributes::Activation activation) {
   using enum LinearAttributes::Activation;
-  return activation == none || activation == relu || (activation == gelu_tanh && sizeof(T) == 2);
+  return activation == none || (activation == gelu_tanh && sizeof(T) == 2);
 }
 
 vendor::Epilogue epilogue(LinearAttributes::Activation activation, bool with_bias) {
   using enum vendor::Epilogue;
   switch (activation) {
-    case LinearAttributes::Activation::relu:
-      return with_bias ? relu_bias : relu;
     case LinearAttributes::Activation::gelu_tanh:
       return with_bias ? gelu_tanh_bias : gelu_tanh;
     default:

@@ -124,7 +124,8 @@ template <class T>
 bool sm90_takes(const LinearArgs<T>& a) {
   constexpr int64_t most = std::numeric_limits<int>::max() - 256;
   const int64_t m = a.outer.size();
-  if (a.activation != Activation::gelu && a.activation != Activation::silu) return false;
+  if (a.activation != Activation::relu && a.activation != Activation::gelu && a.activation != Activation::silu)
+    return false;
   if (a.residual || a.K == 0 || m > most || a.N > most || a.K > most) return false;
   const bool aligned = is_aligned<kWidth<T>>(a.N, {a.x, a.weight, a.bias, static_cast<const T*>(a.y)});
   if (!aligned || a.K % kWidth<T>) return false;
@@ -138,11 +139,11 @@ void sm90(const LinearArgs<T>& a, Context& context) {
     run<typename Kernel<T, out_in, F, Tuning>::Device, out_in>(a, Tuning::kStripe, context);
   };
   const bool out_in = a.weight_layout == LinearAttributes::WeightLayout::out_in;
-  if (a.activation == Activation::gelu) {
-    out_in ? with.template operator()<true, ShortGelu>() : with.template operator()<false, ShortGelu>();
-  } else {
-    out_in ? with.template operator()<true, Silu>() : with.template operator()<false, Silu>();
-  }
+  const auto of_activation = [&]<class F>(F) {
+    out_in ? with.template operator()<true, F>() : with.template operator()<false, F>();
+  };
+  if (a.activation == Activation::relu) return of_activation(Relu());
+  a.activation == Activation::gelu ? of_activation(ShortGelu()) : of_activation(Silu());
 }
 
 template bool sm90_takes(const LinearArgs<float16>&);
