@@ -6,57 +6,14 @@ Prints a line a case, and writes ops.md and ops.json.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-import ortops
 from ortops import ops
-from ortops.bench import Bench, Runner
-
-TYPES = {torch.float16: "float16", torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
-
-
-def compare(
-    bench: Bench,
-    runner: Runner,
-    case: str,
-    build: Callable[..., Any],
-    inputs: Mapping[str, torch.Tensor],
-    peers: Mapping[str, Callable[[], Any]],
-    *,
-    compiled: Callable[[], Any] | None = None,
-    floor: float | None = None,
-    tolerance: float = 2e-3,
-    stock: bool = True,
-) -> None:
-    """One row: `build` makes the outputs of graph values; ours and stock ONNX Runtime (the lowered model) run it."""
-    graph = ortops.Graph("bench")
-    values = [graph.input(name, TYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in inputs.items()]
-    results = build(*values)
-    for index, value in enumerate(results if isinstance(results, tuple) else (results,)):
-        graph.output(value, f"output{index}")
-    model = graph.build(functions=False)
-    candidates: dict[str, Callable[[], None]] = {}
-    candidates["ortops"], outputs = runner.session(model, inputs, ours=True)
-    expected = next(iter(peers.values()))()
-    expected = expected[0] if isinstance(expected, tuple) else expected
-    error = float((outputs[0].float() - expected.float()).norm() / expected.float().norm())
-    assert error < tolerance, f"{case}: relative error {error}"
-    if stock:
-        try:
-            candidates["onnxruntime"], _ = runner.session(ortops.lower(model), inputs, ours=False)
-        except Exception as problem:
-            print(f"{case}: stock ONNX Runtime: {str(problem).splitlines()[0][:160]}")
-    for name, peer in peers.items():
-        candidates[name] = runner.torch_graph(peer)
-    if compiled is not None:
-        candidates["torch.compile"] = runner.torch_graph(compiled, compiled="max-autotune-no-cudagraphs")
-    bench.add(case, runner.measure(candidates), floor, f"relative error {error:.1e}")
-    torch.cuda.empty_cache()
+from ortops.bench import Bench, Runner, compare
 
 
 def norms(bench: Bench, runner: Runner, rate: float) -> None:
@@ -73,7 +30,7 @@ def norms(bench: Bench, runner: Runner, rate: float) -> None:
             torch.randn(width, dtype=dtype, device="cuda"),
         )
         floor = 2 * x.nbytes / rate
-        what = f"{rows}x{width} {TYPES[dtype]}"
+        what = f"{rows}x{width} {str(dtype).removeprefix('torch.')}"
 
         def layer(x: Any = x, w: Any = w, b: Any = b, width: int = width) -> Any:
             return functional.layer_norm(x, (width,), w, b)

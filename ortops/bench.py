@@ -17,10 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortops._declare import ELEMENT_TYPES
+
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Bench", "Row", "Runner", "machine"]
+__all__ = ["Bench", "Row", "Runner", "compare", "machine"]
 
 ROUNDS = 15
 #: GPU time of one measurement: long against an event's resolution, short against the power limit's regulation.
@@ -63,6 +65,11 @@ class Runner:
         self._keep.append((graph, result))
         return graph.replay
 
+    def release(self) -> None:
+        """Drops what the candidates so far hold: sessions, graphs, tensors."""
+        self._keep.clear()
+        self.torch.cuda.empty_cache()
+
     def session(
         self,
         model: onnx.ModelProto | str,
@@ -91,13 +98,14 @@ class Runner:
         source = model if isinstance(model, str) else model.SerializeToString()
         session = onnxruntime.InferenceSession(source, session_options, providers=[("CUDAExecutionProvider", provider)])
         binding = session.io_binding()
-        names = {torch.float32: 1, torch.float16: 10, torch.bfloat16: 16, torch.int64: 7, torch.int32: 6, torch.bool: 9}
-        dtypes = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
+        names = {getattr(torch, name): number for name, number in ELEMENT_TYPES.items()}
+        dtypes = {"tensor(float)": torch.float32, "tensor(double)": torch.float64}
         for name, tensor in inputs.items():
             binding.bind_input(name, "cuda", 0, names[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
         outputs = []
         for info in session.get_outputs():
-            tensor = torch.empty(tuple(info.shape), dtype=dtypes[info.type], device="cuda")
+            dtype = dtypes.get(info.type) or getattr(torch, info.type[len("tensor(") : -1])
+            tensor = torch.empty(tuple(info.shape), dtype=dtype, device="cuda")
             binding.bind_output(info.name, "cuda", 0, names[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
             outputs.append(tensor)
         run_options = onnxruntime.RunOptions()
@@ -238,3 +246,54 @@ class Bench:
         (folder / f"{name}.json").write_text(
             json.dumps({"machine": self.machine, "rows": [asdict(row) for row in self.rows]}, indent=1) + "\n"
         )
+
+
+def compare(
+    bench: Bench,
+    runner: Runner,
+    case: str,
+    build: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    peers: Mapping[str, Callable[[], Any]],
+    *,
+    compiled: Callable[[], Any] | None = None,
+    floor: float | None = None,
+    tolerance: float = 2e-3,
+    stock: bool = True,
+) -> None:
+    """Adds one row. `build` makes the outputs of graph values, which ours and stock ONNX Runtime (the lowered model) run on the
+    tensors `inputs`; `peers` are functions of PyTorch, the first of which also says what the first output is to be.
+
+    Raises:
+        AssertionError: Ours differs by more than `tolerance`, relative to the norm.
+    """
+    import torch
+
+    import ortops
+
+    graph = ortops.Graph("bench")
+    values = [
+        graph.input(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in inputs.items()
+    ]
+    results = build(*values)
+    for index, value in enumerate(results if isinstance(results, tuple | list) else (results,)):
+        graph.output(value, f"output{index}")
+    model = graph.build(functions=False)
+    candidates: dict[str, Callable[[], None]] = {}
+    candidates["ortops"], outputs = runner.session(model, inputs, ours=True)
+    expected = next(iter(peers.values()))()
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    error = float((outputs[0].float() - expected.float()).norm() / expected.float().norm())
+    assert error <= tolerance, f"{case}: relative error {error}"
+    if stock:
+        try:
+            candidates["onnxruntime"], _ = runner.session(ortops.lower(model), inputs, ours=False)
+        except Exception as problem:
+            print(f"{case}: stock ONNX Runtime: {str(problem).splitlines()[0][:160]}")
+    for name, peer in peers.items():
+        candidates[name] = runner.torch_graph(peer)
+    if compiled is not None:
+        candidates["torch.compile"] = runner.torch_graph(compiled, compiled="max-autotune-no-cudagraphs")
+    bench.add(case, runner.measure(candidates), floor, f"relative error {error:.1e}")
+    torch.cuda.empty_cache()
