@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
 from ortops import schemas
@@ -274,7 +275,12 @@ def lower(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], ops: Itera
     """
     if isinstance(model, ir.Model):
         return lower_in_place(model.clone(), _chooser(ops))
-    loaded = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else ir.load(model)
+    if isinstance(model, onnx.ModelProto):
+        return ir.to_proto(lower_in_place(ir.from_proto(model), _chooser(ops)))
+    try:
+        loaded = ir.load(model)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise OpError(f"lower: {os.fspath(model)}: expected an ONNX model, which it is not ({error})") from None
     return ir.to_proto(lower_in_place(loaded, _chooser(ops)))
 
 

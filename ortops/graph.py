@@ -168,6 +168,11 @@ class Graph:
 
     def input(self, name: str, dtype: Any, shape: Sequence[Axis] | None = None) -> Value:
         """Adds an input. `shape` has a number, a symbol such as "batch", or None for each axis; None for a shape that is not known."""
+        for size in shape or ():
+            if not (size is None or isinstance(size, str) or (isinstance(size, int | np.integer) and size >= 0)):
+                raise OpError(
+                    f"graph {self.name}: input {name}: expected sizes that are numbers from 0 on, names or None, got {size!r}"
+                )
         value = onnx_ir.Value(name=self._claim(name), type=onnx_ir.TensorType(data_type(dtype)), shape=ir_shape(shape))
         self._graph.inputs.append(value)
         return Value(self, value)

@@ -260,3 +260,9 @@ def test_from_a_size_on_constants_go_there_by_themselves(g, tmp_path, monkeypatc
 def test_building_twice_gives_the_same(g):
     g.output(ops.identity(g.input("x", "float32", [1])), "y")
     assert g.build() == g.build()
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, b"n"])
+def test_a_size_is_a_number_or_a_name(g, size):
+    with pytest.raises(OpError, match="input x: expected sizes"):
+        g.input("x", "float32", [2, size])

@@ -312,3 +312,10 @@ def test_names_that_are_taken_are_left_alone():
     again = ortops.lower(model)
     onnx.checker.check_model(again, full_check=True)
     assert len({other.name for other in again.graph.node}) == len(again.graph.node)
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path):
+    path = tmp_path / "notes.onnx"
+    path.write_bytes(b"\xff\xfenot a model")
+    with pytest.raises(OpError, match="notes.onnx: expected an ONNX model"):
+        ortops.lower(path)
