@@ -255,6 +255,12 @@ def sample_model(sample: Sample, *, static: bool = False) -> bytes:
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
+def _names(model: bytes) -> set[str]:
+    import onnx
+
+    return {node.op_type for node in onnx.load_model_from_string(model).graph.node if node.domain == "ortops"}
+
+
 @lru_cache(maxsize=512)
 def _session(model: bytes, provider: str, options: tuple[tuple[str, str], ...] = ()) -> Any:
     import onnxruntime
@@ -265,7 +271,7 @@ def _session(model: bytes, provider: str, options: tuple[tuple[str, str], ...] =
     session_options.log_severity_level = 3
     if provider == CUDA:
         session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    register(session_options)
+    register(session_options, operators=_names(model))
     return onnxruntime.InferenceSession(model, session_options, providers=[(provider, dict(options))])
 
 

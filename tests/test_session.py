@@ -315,10 +315,10 @@ def test_provider_options(no_gpu, monkeypatch):
         session._providers([CUDA, CPU], [{}], False, True)
 
 
-def test_the_domains_that_a_model_uses():
+def test_what_a_model_uses():
     proto = graph().build()
-    assert session._domains(proto) == session._ir_domains(onnx_ir.from_proto(proto)) == {"", "ortops"}
-    assert session._domains(onnx.ModelProto()) == frozenset()
+    assert session._used(proto) == session._ir_used(onnx_ir.from_proto(proto)) == ({"", "ortops"}, {"IdentityCopy"})
+    assert session._used(onnx.ModelProto()) == (frozenset(), frozenset())
 
 
 @pytest.mark.parametrize("size", [10, 5000, 200_000])
@@ -342,3 +342,26 @@ def test_a_call_that_standard_nodes_would_take_wrongly_is_not_lowered():
     with pytest.raises(Exception, match=r"Linear \(node linear\): b(ias)?: expected shape \[N\] with N = 4, got \[1\]"):
         opened.run(None, feeds | {"b": np.ones(1, np.float32)})
     assert opened.run(None, feeds | {"b": np.ones(4, np.float32)})[0].shape == (2, 4)
+
+
+def test_a_session_registers_what_its_model_uses_and_given_options_everything():
+    def model(op, *inputs):
+        graph = ortops.Graph("small")
+        graph.output(op(*(graph.input(name, "float32", shape) for name, shape in inputs)), "y")
+        return graph
+
+    linear = model(ops.linear, ("x", [2, 3]), ("weight", [3, 4]))
+    norm = model(ops.rms_norm, ("x", [2, 3]), ("scale", [3]))
+    feeds = {"x": np.ones((2, 3), np.float32)}
+    for options in (None, onnxruntime.SessionOptions()):
+        for graph, more in (
+            (linear, {"weight": np.ones((3, 4), np.float32)}),
+            (norm, {"scale": np.ones(3, np.float32)}),
+        ):
+            session = ortops.InferenceSession(graph, options, ["CPUExecutionProvider"], lower="none")
+            (y,) = session.run(None, feeds | more)
+            np.testing.assert_allclose(y, 3 if graph is linear else 1, rtol=1e-5)
+    few = onnxruntime.SessionOptions()
+    ortops.register(few, operators=["Linear"])
+    with pytest.raises(Exception, match="RMSNorm"):
+        onnxruntime.InferenceSession(norm.build(functions=False).SerializeToString(), few)

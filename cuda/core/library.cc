@@ -1,6 +1,5 @@
 // What the library shows the world: RegisterCustomOps for ONNX Runtime, and a description of itself.
 #include <cstdio>
-#include <deque>
 #include <map>
 #include <mutex>
 
@@ -72,40 +71,63 @@ CustomOp::CustomOp(const Ort& ort, const Row& row, std::string name, bool check_
 
 namespace {
 
-// The operators as one session option set sees them. ONNX Runtime keeps pointers into it, so it is never destroyed.
-struct Registry {
-  Registry(const Ort& ort, bool check_indices) {
-    ort.check(ort.api->CreateCustomOpDomain("ortops", &domain));
+// The operators as the sessions of one ONNX Runtime see them. It keeps pointers to them, so they are never destroyed.
+class Registry {
+ public:
+  Registry(const Ort& ort, bool check_indices) : ort_(ort), check_indices_(check_indices) {}
+
+  // All operators, or those of a list "Linear,Linear_2": ONNX Runtime takes some microseconds a row and name, which add
+  // up when a session knows that it needs a few of them alone.
+  OrtCustomOpDomain* domain(const std::string& list) {
+    OrtCustomOpDomain*& domain = domains_[list];
+    if (domain) return domain;
+    OrtCustomOpDomain* made = nullptr;
+    ort_.check(ort_.api->CreateCustomOpDomain("ortops", &made));
+    const std::string wanted = "," + list + ",";
     for (const auto& rows : table()) {
       for (const Row& row : rows) {
         for (int variant = 1; variant <= kVariants; ++variant) {
           const std::string name = row.op->name + (variant == 1 ? "" : "_" + std::to_string(variant));
-          ort.check(ort.api->CustomOpDomain_Add(domain, &ops.emplace_back(ort, row, name, check_indices)));
+          if (!list.empty() && wanted.find("," + name + ",") == std::string::npos) continue;
+          const auto [op, _] = ops_.try_emplace({&row, variant}, ort_, row, name, check_indices_);
+          ort_.check(ort_.api->CustomOpDomain_Add(made, &op->second));
         }
       }
     }
+    return domain = made;
   }
-  std::deque<CustomOp> ops;
-  OrtCustomOpDomain* domain = nullptr;
+
+ private:
+  const Ort ort_;
+  const bool check_indices_;
+  std::map<std::pair<const Row*, int>, CustomOp> ops_;
+  std::map<std::string, OrtCustomOpDomain*> domains_;
 };
 
-Registry& registry(const Ort& ort, bool check_indices) {
+OrtCustomOpDomain* domain_for(const Ort& ort, bool check_indices, const std::string& list) {
   static std::mutex mutex;
   static auto& registries = *new std::map<std::pair<const OrtApi*, bool>, Registry>;
   std::lock_guard lock(mutex);
-  return registries.try_emplace({ort.api, check_indices}, ort, check_indices).first->second;
+  return registries.try_emplace({ort.api, check_indices}, ort, check_indices).first->second.domain(list);
+}
+
+// The value of a session option; empty where it is not set.
+std::string session_option(const Ort& ort, const OrtSessionOptions* options, const char* key) {
+  int has = 0;
+  ort.check(ort.api->HasSessionConfigEntry(options, key, &has));
+  if (!has) return {};
+  size_t size = 0;  // with the closing zero
+  if (OrtStatus* status = ort.api->GetSessionConfigEntry(options, key, nullptr, &size)) ort.api->ReleaseStatus(status);
+  std::string value(size, '\0');
+  if (size) ort.check(ort.api->GetSessionConfigEntry(options, key, value.data(), &size));
+  value.resize(size ? size - 1 : 0);
+  return value;
 }
 
 bool asks_to_check_indices(const Ort& ort, const OrtSessionOptions* options) {
   const char* key = "ortops.check_indices";
-  int has = 0;
-  ort.check(ort.api->HasSessionConfigEntry(options, key, &has));
-  if (!has) return false;
-  char value[16] = {};
-  size_t size = sizeof(value);
-  if (OrtStatus* status = ort.api->GetSessionConfigEntry(options, key, value, &size)) ort.api->ReleaseStatus(status);
-  const std::string text = value;
-  if (text != "0" && text != "1")
+  const std::string text = session_option(ort, options, key);
+  if (!text.empty() && text != "0" && text != "1")
     throw Error("ortops: session option " + std::string(key) + ": expected 0 or 1, got " + text);
   return text == "1";
 }
@@ -126,8 +148,9 @@ ORTOPS_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* optio
   ort.version = std::min(ortops::kNewestVersion, ort.runtime_minor);
   ort.api = base->GetApi(static_cast<uint32_t>(ort.version));
   return ortops::guarded(ort.api, [&] {
-    ortops::Registry& registry = ortops::registry(ort, ortops::asks_to_check_indices(ort, options));
-    ort.check(ort.api->AddCustomOpDomain(options, registry.domain));
+    const bool check_indices = ortops::asks_to_check_indices(ort, options);
+    const std::string names = ortops::session_option(ort, options, "ortops.operators");
+    ort.check(ort.api->AddCustomOpDomain(options, ortops::domain_for(ort, check_indices, names)));
   });
 }
 
