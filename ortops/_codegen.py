@@ -105,15 +105,13 @@ def attribute_field(attribute: Attribute) -> str:
             enum = camel(attribute.name)
             default = identifier(attribute.choices[0] if attribute.required else attribute.default)
             return f"  enum class {enum} {{ {values} }};\n  {enum} {name} = {enum}::{default};"
-        case "ints":
+        case "ints" | "floats":
             default = (
                 ""
                 if attribute.required or attribute.default is None
                 else f" = {{{len(attribute.default)}, {{{', '.join(map(str, attribute.default))}}}}}"
             )
-            return f"  IntList {name}{default};"
-        case "floats":
-            raise TypeError(f"attribute {attribute.name}: lists of floats are not generated yet")
+            return f"  {'IntList' if attribute.kind == 'ints' else 'FloatList'} {name}{default};"
     cpp = {"int": "int64_t", "float": "float", "bool": "bool"}[attribute.kind]
     if attribute.nullable:
         return f"  std::optional<{cpp}> {name};"
@@ -138,7 +136,7 @@ def attribute_parser(op: Op, attribute: Attribute) -> Iterable[str]:
             yield f"      check_attribute(false, {name}, {expected}, value);"
             yield f"    }}{tail}"
             yield "  }"
-        case "ints":
+        case "ints" | "floats":
             yield f"  if (!reader.read({name}, {field})) {{ {absent + ';' if absent else ''} }}"
         case kind:
             cpp = {"int": "int64_t", "float": "float", "bool": "int64_t"}[kind]

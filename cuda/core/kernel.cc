@@ -31,16 +31,22 @@ class NodeAttributes final : public AttributeReader {
     return true;
   }
   bool read(const char* name, IntList& value) override {
-    size_t size = 0;
-    if (!found(name, "a list of ints", ort_.api->KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size)))
-      return false;
-    check_attribute(size <= std::size(value.values), name, "a shorter list of ints", std::to_string(size) + " of them");
-    value.size = static_cast<int>(size);
-    if (size) ort_.check(ort_.api->KernelInfoGetAttributeArray_int64(info_, name, value.values, &size));
-    return true;
+    return list(name, "a list of ints", ort_.api->KernelInfoGetAttributeArray_int64, value);
+  }
+  bool read(const char* name, FloatList& value) override {
+    return list(name, "a list of floats", ort_.api->KernelInfoGetAttributeArray_float, value);
   }
 
  private:
+  template <class Get, class Number>
+  bool list(const char* name, const char* expected, Get* get, List<Number>& value) const {
+    size_t size = 0;
+    if (!found(name, expected, get(info_, name, nullptr, &size))) return false;
+    check_attribute(size <= std::size(value.values), name, "a shorter list", std::to_string(size) + " numbers");
+    value.size = static_cast<int>(size);
+    if (size) ort_.check(get(info_, name, value.values, &size));
+    return true;
+  }
   bool found(const char* name, const char* expected, OrtStatus* status) const {
     if (!status) return true;
     const std::string message = ort_.api->GetErrorMessage(status);
@@ -69,14 +75,8 @@ class InferenceAttributes final : public AttributeReader {
     while (!value.empty() && value.back() == '\0') value.pop_back();
     return true;
   }
-  bool read(const char* name, IntList& value) override {
-    const OrtOpAttr* attribute = find(name);
-    if (!attribute) return false;
-    size_t bytes = 0;
-    ort_.check(ort_.api->ReadOpAttr(attribute, ORT_OP_ATTR_INTS, value.values, sizeof(value.values), &bytes));
-    value.size = static_cast<int>(bytes / sizeof(int64_t));
-    return true;
-  }
+  bool read(const char* name, IntList& value) override { return list(name, ORT_OP_ATTR_INTS, value); }
+  bool read(const char* name, FloatList& value) override { return list(name, ORT_OP_ATTR_FLOATS, value); }
 
  private:
   const OrtOpAttr* find(const char* name) const {
@@ -93,6 +93,15 @@ class InferenceAttributes final : public AttributeReader {
     size_t size = 0;
     if (attribute) ort_.check(ort_.api->ReadOpAttr(attribute, type, &value, sizeof(value), &size));
     return attribute != nullptr;
+  }
+  template <class Number>
+  bool list(const char* name, OrtOpAttrType type, List<Number>& value) const {
+    const OrtOpAttr* attribute = find(name);
+    size_t bytes = 0;
+    if (!attribute) return false;
+    ort_.check(ort_.api->ReadOpAttr(attribute, type, value.values, sizeof(value.values), &bytes));
+    value.size = static_cast<int>(bytes / sizeof(Number));
+    return true;
   }
 
   const Ort& ort_;

@@ -59,13 +59,16 @@ struct Strides {
   int64_t operator[](int axis) const { return strides[axis]; }
 };
 
-// An attribute that is a list of integers.
-struct IntList {
+// An attribute that is a list of numbers.
+template <class Number>
+struct List {
   int size = 0;
-  int64_t values[2 * kMaxRank] = {};
+  Number values[2 * kMaxRank] = {};
 
-  int64_t operator[](int index) const { return values[index]; }
+  Number operator[](int index) const { return values[index]; }
 };
+using IntList = List<int64_t>;
+using FloatList = List<float>;
 
 // An error in the call's inputs. The text names the argument, what was expected, what came and what to do; the name of
 // the operator and of the node are put before it.

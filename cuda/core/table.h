@@ -19,6 +19,7 @@ class AttributeReader {
   virtual bool read(const char* name, float& value) = 0;
   virtual bool read(const char* name, std::string& value) = 0;
   virtual bool read(const char* name, IntList& value) = 0;
+  virtual bool read(const char* name, FloatList& value) = 0;
 
  protected:
   ~AttributeReader() = default;
