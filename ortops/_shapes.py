@@ -80,4 +80,34 @@ def broadcast(inputs: Sequence[tuple[Axis, ...] | None]) -> tuple[Axis, ...] | N
     return tuple(result)
 
 
-FUNCTIONS = {name: value for name, value in globals().items() if inspect.isfunction(value) and value is not call}
+def expand(shape: tuple[Axis, ...], target: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The shape that a shape and a target, which is what an input named `shape` holds, broadcast to."""
+    for size in target:
+        if isinstance(size, int) and size < 0:
+            raise ValueError(f"shape: expected sizes from 0 on (1 keeps the size of x), got {_text(target)}")
+    try:
+        result = broadcast([shape, target])
+    except ValueError:
+        raise ValueError(
+            f"shape: expected sizes that x of shape {_text(shape)} broadcasts with, got {_text(target)}"
+        ) from None
+    assert result is not None
+    return result
+
+
+def sum_to(like: tuple[Axis, ...], shape: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The first shape, if it broadcasts to the second."""
+    pairs = zip(reversed(like), reversed(shape), strict=False)
+    fits = all(a in (1, b) or not isinstance(a, int) or not isinstance(b, int) for a, b in pairs)
+    if len(like) > len(shape) or not fits:
+        raise ValueError(f"like: expected a shape that broadcasts to that of x, {_text(shape)}, got {_text(like)}")
+    return like
+
+
+def _text(shape: Sequence[Axis]) -> str:
+    return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
+
+
+FUNCTIONS = {
+    name: value for name, value in globals().items() if inspect.isfunction(value) and value not in (call, _text)
+}

@@ -321,6 +321,37 @@ BasicShape<Size> broadcast(const std::vector<BasicShape<Size>>& inputs, const At
   return result;
 }
 
+// The shape that a shape and a target, which is what an input named `shape` holds, broadcast to.
+template <class Size, class Attributes>
+BasicShape<Size> expand(const BasicShape<Size>& shape, const BasicShape<Size>& target, const Attributes& a) {
+  if (shape.rank < 0 || target.rank < 0) return unset_run<Size>();
+  if constexpr (std::is_same_v<Size, int64_t>) {
+    if (std::any_of(target.dims, target.dims + target.rank, [](int64_t size) { return size < 0; })) {
+      throw Error("shape: expected sizes from 0 on (1 keeps the size of x), got " + text(target));
+    }
+  }
+  try {
+    return broadcast<Size>({shape, target}, a);
+  } catch (const Error&) {
+    throw Error("shape: expected sizes that x of shape " + text(shape) + " broadcasts with, got " + text(target));
+  }
+}
+
+// The first shape, if it broadcasts to the second.
+template <class Size, class Attributes>
+BasicShape<Size> sum_to(const BasicShape<Size>& like, const BasicShape<Size>& shape, const Attributes&) {
+  if (like.rank < 0 || shape.rank < 0) return like;
+  bool fits = like.rank <= shape.rank;
+  for (int back = 1; fits && back <= like.rank; ++back) {
+    const Size &a = like[like.rank - back], &b = shape[shape.rank - back];
+    fits = !is_number(a) || number(a) == 1 || !is_number(b) || number(a) == number(b);
+  }
+  if (!fits) {
+    throw Error("like: expected a shape that broadcasts to that of x, " + text(shape) + ", got " + text(like));
+  }
+  return like;
+}
+
 }  // namespace shapes
 
 }  // namespace ortops
