@@ -12,6 +12,7 @@ from ortops.graph import Value
 Tensor = Value | np.ndarray
 
 __all__ = [
+    "broadcast_to",
     "embedding",
     "identity",
     "layer_norm",
@@ -20,7 +21,20 @@ __all__ = [
     "rms_norm",
     "scaled_dot_product_attention",
     "sequence_pool",
+    "sum_to_size",
 ]
+
+def broadcast_to(
+    x: Tensor,
+    shape: Tensor,
+    *,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Repeats x along its axes of size 1, and along new ones in front, to the shape that it and the given one broadcast to.
+
+    As ONNX's Expand, a size of 1 in `shape` keeps the size that x has there, and `shape` may have fewer axes than x. An axis
+    of size 1 may be broadcast to size 0. A negative size is an error. At most 16 axes.
+    """
 
 def embedding(
     indices: Tensor,
@@ -137,4 +151,16 @@ def sequence_pool(
 
     `normalize` then divides the vector by its Euclidean length (at least 1e-12, as torch.nn.functional.normalize has it). A
     sequence of which nothing is kept gives zeros. (Reimers & Gurevych, 2019, for the mean)
+    """
+
+def sum_to_size(
+    x: Tensor,
+    like: Tensor,
+    *,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Adds x up along the axes in which `like`, which broadcasts to x, has size 1 or is missing: the gradient of BroadcastTo.
+
+    Of `like` only the shape is looked at. 16-bit types are added up in float32, and rounded once; the same input gives the same
+    bits. Where nothing is added up (an axis of size 0 becomes 1) the sum is 0. (PyTorch's Tensor.sum_to_size)
     """
