@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ortops._declare import FLOATS, Case, Testing, op
+from ortops import ops
+from ortops._declare import ELEMENT_TYPES, FLOATS, Case, Testing, op
 from ortops._standard import onnx
 
 if TYPE_CHECKING:
@@ -133,3 +134,61 @@ def _(
         case "tanh":
             y = onnx.Tanh(y)
     return y if residual is None else y + residual
+
+
+#: Activations whose derivative is known from what they gave.
+BY_RESULT = ("relu", "sigmoid", "tanh")
+
+
+@linear.gradient
+def _(
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    residual: Value | None,
+    y: Value,
+    d_y: Value,
+    *,
+    activation: str,
+    weight_layout: str,
+) -> dict[str, Value | None]:
+    d_z = d_y
+    if activation != "none":
+        if residual is not None or activation not in BY_RESULT:
+            before = "none" if activation not in BY_RESULT else activation
+            y = linear(x, weight, bias, activation=before, weight_layout=weight_layout)
+        d_z = _derivative(activation, y, d_y)
+    # [rows, N] and [rows, K]
+    d_rows, rows = (onnx.Flatten(value, axis=-1) for value in (d_z, x))
+    in_out = weight_layout == "in_out"
+    return {
+        "x": linear(d_z, weight, weight_layout="out_in" if in_out else "in_out"),
+        "weight": onnx.Gemm(rows, d_rows, transA=1) if in_out else onnx.Gemm(d_rows, rows, transA=1),
+        "bias": None if bias is None else ops.sum_to_size(d_z, bias),
+        "residual": None if residual is None else d_y,
+    }
+
+
+def _derivative(activation: str, value: Value, d_y: Value) -> Value:
+    """The gradient before an activation, of the gradient behind it; `value` is what it gave (BY_RESULT) or what it was given. In
+    16 bits it is worked out in float32."""
+    if activation == "relu":
+        zeroed: Value = onnx.Where(onnx.LessOrEqual(value, 0.0), 0.0, d_y)
+        return zeroed
+    wide = [onnx.Cast(v, to=ELEMENT_TYPES["float32"]) if v.dtype != "float32" else v for v in (value, d_y)]
+    z, d = wide
+    match activation:
+        case "sigmoid":
+            d = d * z * (1.0 - z)
+        case "tanh":
+            d = d * (1.0 - z * z)
+        case "silu":
+            s = onnx.Sigmoid(z)
+            d = d * s * (1.0 + z * (1.0 - s))
+        case "gelu":
+            d = d * (0.5 * (1.0 + onnx.Erf(z / sqrt(2))) + z * onnx.Exp(-0.5 * z * z) / sqrt(2 * pi))
+        case "gelu_tanh":  # z sigmoid(u)
+            s = onnx.Sigmoid(2 * sqrt(2 / pi) * (z + 0.044715 * z * z * z))
+            d = d * s * (1.0 + (1.0 - s) * 2 * sqrt(2 / pi) * (z + 3 * 0.044715 * z * z * z))
+    result: Value = onnx.CastLike(d, d_y) if d_y.dtype != "float32" else d
+    return result

@@ -113,3 +113,24 @@ def _(x: Value, mask: Value, *, mode: str, normalize: bool) -> Value:
     if normalize:
         y = y / onnx.Max(onnx.ReduceL2(y, [-1], keepdims=1), 1e-12)
     return onnx.CastLike(y, x)
+
+
+@sequence_pool.gradient
+def _(x: Value, mask: Value, y: Value, d_y: Value, *, mode: str, normalize: bool) -> Value:
+    float32 = ELEMENT_TYPES["float32"]
+    d = onnx.Cast(d_y, to=float32)
+    keep = onnx.Cast(onnx.Unsqueeze(mask, [-1]), to=ELEMENT_TYPES["bool"])
+    if normalize:
+        y = onnx.Cast(sequence_pool(x, mask, mode=mode), to=float32)
+        length = onnx.ReduceL2(y, [-1], keepdims=1)
+        along = y * (onnx.ReduceSum(d * y, [-1], keepdims=1) / (length * length))
+        d = (d - onnx.Where(onnx.Greater(length, 1e-12), along, 0.0)) / onnx.Max(length, 1e-12)
+        y = onnx.CastLike(y, x)
+    if mode == "max":  # of several that are the largest the first has it all, as in PyTorch's max
+        keep = onnx.And(keep, onnx.Equal(x, onnx.Unsqueeze(y, [1])))
+    share = onnx.Cast(keep, to=float32)
+    if mode == "mean":
+        share = share / onnx.Max(onnx.ReduceSum(share, [1], keepdims=1), 1.0)
+    else:
+        share = share * onnx.Cast(onnx.Equal(onnx.CumSum(share, 1), 1.0), to=float32)
+    return onnx.CastLike(share * onnx.Unsqueeze(d, [1]), x)

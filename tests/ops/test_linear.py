@@ -28,11 +28,9 @@ def sample(x, weight, bias=None, residual=None, dtype="float32", **attributes) -
     return testing.Sample(LINEAR, "", {"T": dtype}, inputs, attributes, ("y",))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_reference_is_pytorchs(activation: str) -> None:
-    torch = pytest.importorskip("torch")
+def in_pytorch(torch, x, weight, bias, residual, activation="none", weight_layout="in_out"):
     functional = torch.nn.functional
-    same = {
+    y = {
         "none": lambda v: v,
         "relu": functional.relu,
         "gelu": functional.gelu,
@@ -40,12 +38,63 @@ def test_the_reference_is_pytorchs(activation: str) -> None:
         "silu": functional.silu,
         "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
-    }[activation]
+    }[activation](functional.linear(x, weight.T if weight_layout == "in_out" else weight, bias))
+    return y if residual is None else y + residual
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_reference_is_pytorchs(activation: str) -> None:
+    torch = pytest.importorskip("torch")
     for outer in ((), (5,), (2, 3, 4)):
         x, weight, bias, residual = normal(*outer, 7), normal(3, 7), normal(3), normal(*outer, 3)
-        want = same(functional.linear(*map(torch.from_numpy, (x, weight, bias)))) + torch.from_numpy(residual)
+        want = in_pytorch(torch, *map(torch.from_numpy, (x, weight, bias, residual)), activation, "out_in")
         got = ops.linear(x, weight, bias, residual, activation=activation, weight_layout="out_in")
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-12, atol=1e-14)
+
+
+#: A gradient is some rounded steps, and a sum of up to 24 such; float16 is worked out in float32 between its products.
+GRADIENT_ERROR = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 8e-2}
+
+
+@pytest.mark.parametrize(
+    ("provider", "dtype"),
+    [
+        (testing.CPU, "float32"),
+        (testing.CPU, "float16"),
+        *(pytest.param(testing.CUDA, dtype, marks=pytest.mark.gpu) for dtype in GRADIENT_ERROR),
+    ],
+)
+@pytest.mark.parametrize("weight_layout", ["in_out", "out_in"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_are_pytorchs(activation: str, weight_layout: str, provider: str, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    for outer, k, with_bias, with_residual in (
+        ((24,), 7, True, True),
+        ((2, 3, 4), 7, True, False),
+        ((2, 3), 7, False, True),
+        ((), 7, True, False),
+        ((0,), 7, True, False),
+        ((2, 3), 0, True, True),
+    ):
+        case = sample(
+            normal(*outer, k),
+            normal(k, 5) if weight_layout == "in_out" else normal(5, k),
+            normal(5) if with_bias else None,
+            normal(*outer, 5) if with_residual else None,
+            dtype,
+            activation=activation,
+            weight_layout=weight_layout,
+        )
+        (d_y,) = testing.random_d_outputs(case)
+        got = testing.run_gradient(case, [d_y], provider)
+        tensors = [None if a is None else torch.tensor(a.astype(np.float64), requires_grad=True) for a in case.inputs]
+        in_pytorch(torch, *tensors, activation, weight_layout).backward(torch.tensor(d_y.astype(np.float64)))
+        assert set(got) == {i for i, tensor in enumerate(tensors) if tensor is not None}
+        for i, result in got.items():
+            want = tensors[i].grad.numpy()
+            assert result.shape == want.shape
+            error = np.abs(result.astype(np.float64) - want)
+            assert (error <= GRADIENT_ERROR[dtype] * np.maximum(1, np.abs(want).max(initial=0))).all(), (outer, k, i)
 
 
 # shared/cases, o29: Gemm(alpha=0.5, beta=2, transB=1) is Linear of A / 2, B and 2 C. A bias has one value a column.

@@ -34,6 +34,39 @@ def test_the_reference_is_sentence_transformers() -> None:
 @every_provider
 @every_mode
 @pytest.mark.parametrize("normalize", [False, True])
+def test_the_gradient_is_pytorchs(provider: str, mode: str, normalize: bool) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(5)
+    array, mask = rng.standard_normal((5, 6, 4)).astype(np.float32), rng.integers(0, 2, (5, 6))
+    array[1, 2] = array[1, 4] = 9.0  # two that are the largest
+    mask[0], mask[1] = 0, 1
+    x, keep = torch.tensor(array.astype(np.float64), requires_grad=True), torch.tensor(mask != 0)[:, :, None]
+    some = keep.any(1)
+    if mode == "mean":
+        y = (x * keep).sum(1) / keep.sum(1).clamp(min=1)
+    elif mode == "max":
+        y = torch.where(some, torch.where(keep, x, -torch.inf).max(1).values, 0)
+    else:
+        y = torch.where(some, x[torch.arange(5), torch.tensor(mask.argmax(1))], 0)
+    if normalize:
+        y = torch.nn.functional.normalize(y, dim=1)
+    sample = testing.Sample(
+        SEQUENCE_POOL,
+        "",
+        {"T": "float32", "M": "int64"},
+        (array, mask),
+        {"mode": mode, "normalize": normalize},
+        ("y",),
+    )
+    (d_y,) = testing.random_d_outputs(sample)
+    y.backward(torch.tensor(d_y.astype(np.float64)))
+    got = testing.run_gradient(sample, [d_y], provider)[0]
+    np.testing.assert_allclose(got, x.grad.numpy(), rtol=2e-5, atol=2e-6)
+
+
+@every_provider
+@every_mode
+@pytest.mark.parametrize("normalize", [False, True])
 def test_nothing_kept_gives_zeros(provider: str, mode: str, normalize: bool) -> None:
     for length in (0, 1, 5):
         got = run(
