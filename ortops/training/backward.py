@@ -15,11 +15,11 @@ from typing import Any
 import onnx_ir as ir
 
 from ortops import schemas
-from ortops._declare import Op, OpError, find
+from ortops._declare import Op, OpError, _more_exact, find
 from ortops._infer import attribute_values, data_type, infer_op, ir_shape, type_name
 from ortops._infer import axes as axes_of
 from ortops.graph import Graph, Value
-from ortops.training.standard import RULES
+from ortops.training.standard import RULES, Call
 
 __all__ = ["gradients"]
 
@@ -44,21 +44,26 @@ def gradients(
     if not outputs:
         raise OpError("gradients: expected at least one output")
     graph = outputs[0].graph
-    for value in (*outputs, *inputs):
-        graph._check_own(value)
-    if d_outputs is not None and len(d_outputs) != len(outputs):
-        raise OpError(
-            f"gradients: d_outputs: expected {len(outputs)} of them, as there are outputs, got {len(d_outputs)}"
-        )
+    for kind, values in (("outputs", outputs), ("inputs", inputs)):
+        for value in values:
+            graph._check_own(value)
+            if not _may_flow(value._ir):
+                raise OpError(f"gradients: {kind}: expected values of a floating type, got {value!r}")
+    given = [None] * len(outputs) if d_outputs is None else list(d_outputs)
+    if len(given) != len(outputs):
+        raise OpError(f"gradients: d_outputs: expected {len(outputs)} of them, as there are outputs, got {len(given)}")
+    for output, d_output in zip(outputs, given, strict=True):
+        if d_output is not None:
+            graph._check_own(d_output)
+            _check_like(output, d_output)
     nodes = list(graph._graph)
     depends = {value._ir for value in inputs}
     for node in nodes:
         if any(value in depends for value in node.inputs):
-            depends.update(node.outputs)
+            depends.update(value for value in node.outputs if _may_flow(value))
     arrived: dict[ir.Value, list[Value]] = {}
-    for index, output in enumerate(outputs):
-        given = None if d_outputs is None else d_outputs[index]
-        arrived.setdefault(output._ir, []).append(_ones(output) if given is None else given)
+    for output, d_output in zip(outputs, given, strict=True):
+        arrived.setdefault(output._ir, []).append(_ones(output) if d_output is None else d_output)
     for node in reversed(nodes):
         if not any(value in arrived and value in depends for value in node.outputs):
             continue
@@ -68,6 +73,7 @@ def gradients(
             d_values = [_total(arrived, value) for value in node.outputs]
             for source, d_value in zip(node.inputs, _of_node(graph, node, d_values), strict=False):
                 if d_value is not None and source is not None and source in depends:
+                    _give_shape(d_value._ir, source)
                     arrived.setdefault(source, []).append(d_value)
     results = [_total(arrived, value._ir) for value in inputs]
     kept = {value._ir for value in results if value is not None}
@@ -81,10 +87,37 @@ def _listed(values: Value | Sequence[Value]) -> list[Value]:
     return [values] if isinstance(values, Value) else list(values)
 
 
+def _may_flow(value: ir.Value) -> bool:
+    """Whether a gradient may pass through the value: it is of a floating type, or of one that is not known."""
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _check_like(output: Value, d_output: Value) -> None:
+    shape, d_shape = output.shape, d_output.shape
+    clash = (shape is not None and d_shape is not None) and (
+        len(shape) != len(d_shape)
+        or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, d_shape, strict=True))
+    )
+    if clash or (output.dtype and d_output.dtype and output.dtype != d_output.dtype):
+        raise OpError(f"gradients: d_outputs: expected the type and shape of {output!r}, got {d_output!r}")
+
+
 def _ones(value: Value) -> Value:
     graph = value.graph
     one = graph.constant(1.0, dtype=value.dtype)
-    return one if value.shape == () else graph.onnx.Expand(one, graph.onnx.Shape(value))
+    if value.shape == ():
+        return one
+    ones: Value = graph.onnx.Expand(one, graph.onnx.Shape(value))
+    _give_shape(ones._ir, value._ir)
+    return ones
+
+
+def _give_shape(d_value: ir.Value, value: ir.Value) -> None:
+    """Writes down that a gradient has the shape of its value, where inference did not find it out."""
+    shape, d_shape = axes_of(value.shape), axes_of(d_value.shape)
+    if shape is not None and d_value.producer() is not None:
+        known = shape if d_shape is None else tuple(map(_more_exact, d_shape, shape))
+        d_value.shape = ir_shape(known)
 
 
 def _total(arrived: dict[ir.Value, list[Value]], value: ir.Value) -> Value | None:
@@ -109,13 +142,16 @@ def _of_node(graph: Graph, node: ir.Node, d_outputs: list[Value | None]) -> Sequ
         raise OpError(
             f"{where}: no gradient is known for {name}; known are {', '.join(sorted(RULES))} and the operators of ortops"
         )
-    inputs = [None if value is None else Value(graph, value) for value in node.inputs]
-    return rule(
-        inputs,
-        [Value(graph, value) for value in node.outputs],
-        d_outputs,
-        {n: a.value for n, a in node.attributes.items()},
+    result = rule(
+        Call(
+            where,
+            [None if value is None else Value(graph, value) for value in node.inputs],
+            [Value(graph, value) for value in node.outputs],
+            d_outputs,
+            {name: attribute.value for name, attribute in node.attributes.items()},
+        )
     )
+    return [result] if isinstance(result, Value) else result
 
 
 def _of_ours(graph: Graph, op: Op, node: ir.Node, d_outputs: list[Value | None], where: str) -> Sequence[Value | None]:
