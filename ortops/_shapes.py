@@ -95,6 +95,16 @@ def expand(shape: tuple[Axis, ...], target: tuple[Axis, ...]) -> tuple[Axis, ...
     return result
 
 
+def permute(shape: tuple[Axis, ...], *, perm: Sequence[int]) -> tuple[Axis, ...]:
+    """A shape with its axes in another order. No perm reverses them."""
+    rank = len(shape)
+    if not perm:
+        return shape[::-1]
+    if sorted(axis + rank if axis < 0 else axis for axis in perm) != list(range(rank)):
+        raise ValueError(f"attribute perm: expected each axis of x, which has {rank}, once, got {_text(perm)}")
+    return tuple(shape[axis] for axis in perm)
+
+
 def sum_to(like: tuple[Axis, ...], shape: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """The first shape, if it broadcasts to the second."""
     pairs = zip(reversed(like), reversed(shape), strict=False)

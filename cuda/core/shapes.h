@@ -337,6 +337,29 @@ BasicShape<Size> expand(const BasicShape<Size>& shape, const BasicShape<Size>& t
   }
 }
 
+// A shape with its axes in another order. No perm reverses them.
+template <class Size, class Attributes>
+BasicShape<Size> permute(const BasicShape<Size>& shape, const Attributes& a) {
+  if (shape.rank < 0) return shape;
+  BasicShape<Size> result;
+  result.rank = shape.rank;
+  uint32_t taken = 0;
+  for (int i = 0; i < shape.rank; ++i) {
+    const int64_t axis = a.perm.size == 0 ? shape.rank - 1 - i : a.perm[i] < 0 ? a.perm[i] + shape.rank : a.perm[i];
+    if (axis >= 0 && axis < shape.rank) {
+      taken |= uint32_t(1) << axis;
+      result.dims[i] = shape[axis];
+    }
+  }
+  if ((a.perm.size != 0 && a.perm.size != shape.rank) || taken != (uint32_t(1) << shape.rank) - 1) {
+    std::string got;
+    for (int i = 0; i < a.perm.size; ++i) got += (i ? ", " : "") + std::to_string(a.perm[i]);
+    throw Error("attribute perm: expected each axis of x, which has " + std::to_string(shape.rank) + ", once, got [" +
+                got + "]");
+  }
+  return result;
+}
+
 // The first shape, if it broadcasts to the second.
 template <class Size, class Attributes>
 BasicShape<Size> sum_to(const BasicShape<Size>& like, const BasicShape<Size>& shape, const Attributes&) {

@@ -33,11 +33,13 @@ struct FastWalk {
   int64_t strides[Walk::kMaxAxes] = {};
 
   FastWalk() = default;
-  explicit FastWalk(const Walk& walk) : rank(walk.rank) {
-    for (int axis = 0; axis < rank; ++axis) {
-      sizes[axis] = Divisor(walk.sizes[axis]);
-      strides[axis] = walk.strides[axis];
-    }
+  explicit FastWalk(const Walk& walk) {
+    for (int axis = 0; axis < walk.rank; ++axis) append(walk.sizes[axis], walk.strides[axis]);
+  }
+
+  void append(int64_t size, int64_t stride) {  // nothing is merged
+    sizes[rank] = Divisor(size);
+    strides[rank++] = stride;
   }
 
   ORTOPS_HOST_DEVICE int64_t operator()(uint32_t index) const {

@@ -12,9 +12,9 @@
 #include <numeric>
 
 #include "core/cuda.h"
-#include "device/divide.h"
 #include "device/index.h"
 #include "device/reduce.cuh"
+#include "device/strided.cuh"
 #include "device/vector.cuh"
 #include "gen/broadcast.h"
 #include "ops/broadcast/plan.h"
@@ -25,95 +25,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kBlocks = 8;    // of those that a multiprocessor holds at once
 constexpr int kInFlight = 4;  // vectors that a thread has asked for at once
-
-// --- BroadcastTo
-
-// Of y, `count` vectors; `from` tells where in x one is, or, where kRepeat, its one element.
-template <int N, bool kRepeat, class T>
-__global__ void __launch_bounds__(kThreads)
-    repeat_vectors(const T* x, T* y, const uint32_t count, const __grid_constant__ FastWalk from) {
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
-    Vector<T, N> value;
-    if constexpr (kRepeat) {
-      const T one = x[from(i)];
-#pragma unroll
-      for (int j = 0; j < N; ++j) value[j] = one;
-    } else {
-      value = load<N, Reuse::constant>(x + from(i));
-    }
-    store(y + int64_t(i) * N, value);
-  }
-}
-
-// Of y, `count` elements in rows of any size; `row` tells where in x a row begins.
-template <int N, class T>
-__global__ void __launch_bounds__(kThreads)
-    repeat_elements(const T* x, T* y, const uint32_t count, const Divisor width, const int step,
-                    const __grid_constant__ FastWalk row, const bool aligned) {
-  const uint32_t vectors = (count + N - 1) / N;
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < vectors; i += gridDim.x * kThreads) {
-    const uint32_t first = i * N;
-    uint32_t at = width.quotient(first), column = first - at * width.divisor;
-    const T* from = x + row(at);
-    Vector<T, N> value;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      if (first + j < count) value[j] = from[int64_t(column) * step];
-      if (++column == width.divisor && first + j + 1 < count) {
-        column = 0;
-        from = x + row(++at);
-      }
-    }
-    if (aligned && first + N <= count) {
-      store(y + first, value);
-    } else {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        if (first + j < count) y[first + j] = value[j];
-      }
-    }
-  }
-}
-
-template <class T>
-void repeat(const T* x, T* y, const Walk& walk, Context& context) {
-  constexpr int N = kWidth<T>;
-  constexpr int64_t kMost = (int64_t(1) << 31) - kThreads * N;
-  int64_t count = 1;
-  for (int axis = 0; axis < walk.rank; ++axis) count *= walk.sizes[axis];
-  if (count > kMost) {
-    const int64_t slice = count / walk.sizes[0];
-    int64_t most = std::max<int64_t>(1, kMost / slice);
-    if (most > N) most -= most % N;  // so that all pieces are aligned
-    for (int64_t begin = 0; begin < walk.sizes[0]; begin += most) {
-      Walk piece;
-      piece.append(std::min(most, walk.sizes[0] - begin), walk.strides[0]);
-      for (int axis = 1; axis < walk.rank; ++axis) piece.append(walk.sizes[axis], walk.strides[axis]);
-      repeat(x + begin * walk.strides[0], y + begin * slice, piece, context);
-    }
-    return;
-  }
-  Walk rows = walk;
-  const int64_t width = rows.rank ? rows.sizes[rows.rank - 1] : 1;
-  const int64_t step = rows.rank ? rows.strides[rows.rank - 1] : 0;
-  if (rows.rank) --rows.rank;
-  bool aligned = width % N == 0 && is_aligned<N>(N, {static_cast<const T*>(y)});
-  if (step != 0) {
-    aligned = aligned && step == 1 && is_aligned<N>(N, {x});
-    for (int axis = 0; axis < rows.rank; ++axis) aligned = aligned && rows.strides[axis] % N == 0;
-  }
-  if (!aligned) {
-    launch(repeat_elements<N, T>, grid_stride_blocks((count + N - 1) / N, kThreads), kThreads, 0, context, x, y,
-           static_cast<uint32_t>(count), Divisor(width), narrow(step), FastWalk(rows),
-           is_aligned<N>(N, {static_cast<const T*>(y)}));
-    return;
-  }
-  rows.append(width / N, step * N);
-  launch(step ? repeat_vectors<N, false, T> : repeat_vectors<N, true, T>, grid_stride_blocks(count / N, kThreads),
-         kThreads, 0, context, x, y, static_cast<uint32_t>(count / N), FastWalk(rows));
-}
-
-// --- SumToSize
 
 // How the runs of a sum are divided into chunks, of which each group of lanes takes every so many.
 struct Rows {
@@ -330,7 +241,7 @@ __global__ void zeros(T* y, const int64_t count) {
 
 template <class T>
 void broadcast_to_cuda(const BroadcastToArgs<T>& a, Context& context) {
-  repeat(a.x, a.y, repeated(a.X, a.shape), context);
+  copy_strided(a.x, a.y, repeated(a.X, a.shape), context);
 }
 
 template <class T>
@@ -342,9 +253,7 @@ void sum_to_size_cuda(const SumToSizeArgs<T>& a, Context& context) {
   }
   const Sums s = sums(a.X, a.L);
   if (s.columns && s.runs == 1) {
-    Walk all;
-    all.append(a.X.size(), 1);
-    repeat(a.x, a.y, all, context);
+    copy_dense(a.x, a.y, a.X.size(), context);
   } else if (s.columns) {
     sum_columns_of(a.x, a.y, s, context);
   } else {
