@@ -18,6 +18,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "packed_qkv_attention",
+    "permute",
     "rms_norm",
     "scaled_dot_product_attention",
     "sequence_pool",
@@ -105,6 +106,18 @@ def packed_qkv_attention(
     That is what one Linear writes for all three, its result [B, S, (heads + 2 kv_heads) D] seen as [B, S, heads + 2 kv_heads, D]:
     they are read where they lie. Mask, scale and limits are those of ScaledDotProductAttention, here with as many keys as
     queries; with `causal` position i sees the positions up to i. kv_heads divides heads.
+    """
+
+def permute(
+    x: Tensor,
+    *,
+    perm: Sequence[int] = (),
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Puts the axes of x in another order: axis i of y is axis `perm[i]` of x.
+
+    A negative axis counts from the end; without `perm` the order is reversed, as ONNX's Transpose has it. An axis that is
+    missing, or there twice, is an error. At most 16 axes. (PyTorch's Tensor.permute)
     """
 
 def rms_norm(
