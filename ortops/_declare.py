@@ -901,9 +901,10 @@ class Op:
         arrays = [None if value is None else np.asarray(value) for value in values]
         types = [None if array is None else str(array.dtype) for array in arrays]
         self.bind_types(types, also=("float64",))
-        self.bind_shapes(
+        bindings = self.bind_shapes(
             [None if array is None else array.shape for array in arrays], given, values=self.host_values(arrays)
         )
+        self.output_shapes(bindings, given)
         wide = [a.astype(np.float64) if a is not None and "float" in str(a.dtype) else a for a in arrays]
         with np.errstate(all="ignore"):
             result = self.function(*wide, **given)
