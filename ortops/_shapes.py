@@ -61,6 +61,22 @@ def reduce(shape: tuple[Axis, ...], *, axes: Sequence[int], keepdims: bool) -> t
     return tuple(size if keep else 1 for size, keep in zip(shape, kept, strict=True) if keep or keepdims)
 
 
+def top_k(shape: tuple[Axis, ...], count: Sequence[Axis], *, k: int | None, axis: int) -> tuple[Axis, ...]:
+    """A shape with the selected axis shortened to k, which is the attribute or the one number of `count`; whole without either."""
+    rank = len(shape)
+    if not -rank <= axis < rank:
+        expected = f"expected an axis from {-rank} to {rank - 1}" if rank else "expected an input of at least one axis"
+        raise ValueError(f"attribute axis: {expected}, got {axis if rank else 'a scalar'}")
+    if k is not None and count:
+        raise ValueError("attribute k: expected either the attribute k or the input k_input, got both")
+    size = shape[axis]
+    taken: Axis = k if k is not None else count[0] if count else size
+    if isinstance(taken, int) and (taken < 0 or (isinstance(size, int) and taken > size)):
+        name = "attribute k" if k is not None else "k_input"
+        raise ValueError(f"{name}: expected a number from 0 to the size {size} of axis {axis}, got k = {taken}")
+    return tuple(taken if at == axis % rank else same for at, same in enumerate(shape))
+
+
 def broadcast(inputs: Sequence[tuple[Axis, ...] | None]) -> tuple[Axis, ...] | None:
     """The shape that all the shapes broadcast to (numpy's rule)."""
     if any(shape is None for shape in inputs):

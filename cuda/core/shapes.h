@@ -289,6 +289,37 @@ BasicShape<Size> reduce(const BasicShape<Size>& shape, const Attributes& a) {
   return result;
 }
 
+// A shape with the selected axis shortened to k, which is the attribute or the one number of `count`; whole without
+// either.
+template <class Size, class Attributes>
+BasicShape<Size> top_k(const BasicShape<Size>& shape, const BasicShape<Size>& count, const Attributes& a) {
+  if (shape.rank < 0) return shape;
+  if (a.axis < -shape.rank || a.axis >= shape.rank) {
+    throw Error(shape.rank == 0 ? "attribute axis: expected an input of at least one axis, got a scalar"
+                                : "attribute axis: expected an axis from " + std::to_string(-shape.rank) + " to " +
+                                      std::to_string(shape.rank - 1) + ", got " + std::to_string(a.axis));
+  }
+  if (a.k && count.rank > 0) throw Error("attribute k: expected either the attribute k or the input k_input, got both");
+  BasicShape<Size> result = shape;
+  Size& size = result.dims[a.axis < 0 ? a.axis + shape.rank : a.axis];
+  const auto check = [&](const char* name, int64_t k) {
+    if (k < 0 || (is_number(size) && k > number(size))) {
+      throw Error(std::string(name) + ": expected a number from 0 to the size " + text(size) + " of axis " +
+                  std::to_string(a.axis) + ", got k = " + std::to_string(k));
+    }
+  };
+  if (a.k) {
+    check("attribute k", *a.k);
+    size = compute<Size>([&]() { return *a.k; });
+  } else if (count.rank < 0) {
+    size = unset<Size>();
+  } else if (count.rank > 0) {
+    if constexpr (std::is_same_v<Size, int64_t>) check("k_input", count[0]);
+    size = count[0];
+  }
+  return result;
+}
+
 // The shape that all the shapes broadcast to (numpy's rule).
 template <class Size, class Attributes>
 BasicShape<Size> broadcast(const std::vector<BasicShape<Size>>& inputs, const Attributes&) {

@@ -1,0 +1,431 @@
+// SelectTopK. A short row is a warp's, a longer one a block's, which read it once (select.h has how). A row that is too
+// long for the registers of a block is cut into slices: each gives its k best, in the order of their indices, and of
+// those, one after the other, the same kernel takes the k best. Where k is beyond that too, all is sorted by CUB.
+//
+// Other axes than the last are read with a stride while the caches hold what is read around it, and else are transposed
+// first.
+#include <algorithm>
+#include <bit>
+
+#include "core/cuda.h"
+#include "device/index.h"
+#include "device/reduce.cuh"
+#include "device/vector.cuh"
+#include "gen/topk.h"
+#include "ops/topk/select.h"
+#include "ops/topk/sort.h"
+
+namespace ortops {
+namespace {
+
+// Not measured yet: worked out for an H200, which has 132 multiprocessors of 64 K registers and 50 MB of L2.
+struct Tuning {
+  static constexpr int kFewLoads = 2;  // of a vector a thread, for short rows
+  static constexpr int kLoads = 8;     // and for long ones: 32 registers, so that two blocks of 512 fit
+  static constexpr int kWarps = 4;     // rows a block where a row is a warp's
+  static constexpr int kWarpK = 64;    // beyond it a warp's ordering of what it found takes too long
+  static constexpr int kMinThreads = 64;
+  static constexpr int kMaxThreads = 512;
+  static constexpr int kMaxK = 2048;           // selected; more are sorted
+  static constexpr int kCapacity = 2 * kMaxK;  // of what a block orders in shared memory
+  static constexpr int kSlices = 264;          // wanted where rows are cut: two blocks a multiprocessor
+  static constexpr int kMinSliceBytes = 16384;
+  static constexpr int64_t kCached = 4 << 20;  // bytes that are read with a stride rather than transposed
+  static constexpr int64_t kSorted = 1 << 26;  // elements sorted at a time, where rows are shorter
+};
+
+// Elements of a vector: 16 bytes, but no more than that a mask of 64 bits has room for a thread's.
+template <class T>
+constexpr int kVector = std::min<int>(kWidth<T>, 64 / Tuning::kLoads);
+
+// Elements that a team of so many threads holds.
+template <class T>
+constexpr int64_t held_by(int threads, int loads) {
+  return int64_t(threads) * loads * kVector<T>;
+}
+
+// How rows lie in memory: element i of row r at (r / inner) * inner * size + r % inner + i * inner.
+struct Rows {
+  int64_t size, inner;
+
+  __device__ __forceinline__ int64_t begin(int64_t row) const {
+    return inner == 1 ? row * size : row / inner * inner * size + row % inner;
+  }
+};
+
+template <class T>
+struct Problem {
+  const T* x;
+  Rows in;
+  int64_t rows;    // slices of rows
+  int slice;       // elements of a slice, but for the last of a row
+  int slices;      // a row
+  const int* map;  // the index of an element in the original row, where x has been selected from that; or null
+  T* values;
+  int64_t* indices;  // results, in rows of the layout `out`
+  int* picked;       // or, in their place, indices of what was selected of slices, in rows of `out` without a stride
+  Rows out;
+  int k;  // of a slice that has as many elements, else all of it
+  int capacity;
+  bool largest, sorted;
+};
+
+struct WarpTeam {
+  int thread;
+  int* sums = nullptr;
+  static constexpr int threads = kWarp;
+
+  __device__ __forceinline__ void sync() const { __syncwarp(); }
+  __device__ __forceinline__ int sum(int value) const { return __reduce_add_sync(0xffffffffu, value); }
+};
+
+struct BlockTeam {
+  int thread, threads;
+  int* sums = nullptr;
+
+  __device__ __forceinline__ void sync() const { __syncthreads(); }
+  __device__ __forceinline__ int sum(int value) {
+    int* total = sums++;
+    value = __reduce_add_sync(0xffffffffu, value);
+    if (thread % kWarp == 0 && value != 0) atomicAdd(total, value);
+    __syncthreads();
+    return *total;
+  }
+};
+
+template <class Base>
+struct Team : Base {
+  __device__ __forceinline__ int add(int* to, int value) const { return atomicAdd(to, value); }
+  __device__ __forceinline__ int load(const int* from) const { return *static_cast<const volatile int*>(from); }
+  // Where many values are equal, a warp's threads mostly count in one place.
+  __device__ __forceinline__ void count(int* to) const {
+    const unsigned active = __activemask();
+    int equal;
+    __match_all_sync(active, reinterpret_cast<unsigned long long>(to), &equal);
+    if (!equal) {
+      atomicAdd(to, 1);
+    } else if (static_cast<int>(threadIdx.x % kWarp) == __ffs(static_cast<int>(active)) - 1) {
+      atomicAdd(to, __popc(active));
+    }
+  }
+};
+
+// A row of which each thread holds kGroups vectors in registers.
+template <class T, int kLoads, bool kAligned>
+struct Held {
+  using Value = Compared<T>;
+  static constexpr int kVector = ortops::kVector<T>;
+  static constexpr int kGroups = kLoads;
+  // 16-bit floats have zeros, or in negative keys ones, below: those bits tell no two of them apart.
+  static constexpr int kLowestBit = std::is_same_v<T, float16> ? 13 : std::is_same_v<T, bfloat16> ? 16 : 0;
+
+  const T* x;
+  int64_t stride;  // 1 where kAligned
+  bool largest;
+  int n;
+  Share<kVector, kAligned, int> share;
+  Vector<T, kVector> held[kLoads];
+
+  __device__ __forceinline__ Value at(int i) const { return oriented(compared(x[i * stride]), largest); }
+
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int step = 0; step < kLoads; ++step) {
+      if constexpr (kAligned) {
+        held[step] = share.template read<Reuse::none>(x, step);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          held[step][i] = ortops::load<1>(x + share.at(step, i) * stride, share.has(step, i))[0];
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ Value best(int group) const {
+    Value result = worst<Value>();
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const Value value = oriented(compared(held[group][i]), largest);
+      if (share.has(group, i) && value > result) result = value;
+    }
+    return result;
+  }
+
+  __device__ __forceinline__ uint64_t reaching(Value bound) const {
+    uint64_t mask = 0;
+#pragma unroll
+    for (int step = 0; step < kLoads; ++step) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const bool reaches = share.has(step, i) && !(oriented(compared(held[step][i]), largest) < bound);
+        mask |= uint64_t(reaches) << (step * kVector + i);
+      }
+    }
+    return mask;
+  }
+
+  __device__ __forceinline__ int index(int bit) const { return share.at(bit / kVector, bit % kVector); }
+};
+
+template <class T, int kLoads, bool kAligned, bool kWarpRows>
+__global__ void __launch_bounds__(kWarpRows ? kWarp * Tuning::kWarps : Tuning::kMaxThreads)
+    select_kernel(const Problem<T> p) {
+  using Key = KeyOf<Compared<T>>;
+  extern __shared__ uint4 memory[];
+  char* own = reinterpret_cast<char*>(memory);
+  int64_t row = blockIdx.x;
+  int64_t step = gridDim.x;
+  Team<std::conditional_t<kWarpRows, WarpTeam, BlockTeam>> team;
+  if constexpr (kWarpRows) {
+    const int warp = threadIdx.x / kWarp;
+    own += warp * Desk<Key>::bytes(p.capacity);
+    row = row * Tuning::kWarps + warp;
+    step *= Tuning::kWarps;
+    team.thread = threadIdx.x % kWarp;
+  } else {
+    team.thread = threadIdx.x;
+    team.threads = blockDim.x;
+  }
+  Desk<Key> desk(own, p.capacity);
+  for (; row < p.rows; row += step) {
+    const int64_t whole = p.slices == 1 ? row : row / p.slices;
+    const int slice = static_cast<int>(p.slices == 1 ? 0 : row % p.slices);
+    const int64_t first = int64_t(slice) * p.slice;
+    const int n = static_cast<int>(min(int64_t(p.slice), p.in.size - first));
+    const int k = min(p.k, n);
+    const T* x = p.x + p.in.begin(whole) + first * p.in.inner;
+    const int* map = p.map ? p.map + whole * p.in.size : nullptr;
+    const int64_t out = p.picked ? whole * p.out.size + int64_t(slice) * p.k : p.out.begin(whole);
+    Held<T, kLoads, kAligned> held = {x, p.in.inner, p.largest, n, {n, team.thread, team.threads}, {}};
+    select_best(team, held, desk, k, p.largest, p.sorted, [&](int place, uint32_t index) {
+      const int original = map ? map[index] : static_cast<int>(first) + static_cast<int>(index);
+      if (p.picked) {
+        p.values[out + place] = x[index * p.in.inner];
+        p.picked[out + place] = original;
+      } else {
+        p.values[out + place * p.out.inner] = x[index * p.in.inner];
+        p.indices[out + place * p.out.inner] = original;
+      }
+    });
+    team.sync();
+  }
+}
+
+int round_up(int64_t value, int low, int high) {
+  return static_cast<int>(std::bit_ceil<uint64_t>(std::clamp<int64_t>(value, low, high)));
+}
+
+template <class T>
+void select(Problem<T>& p, Context& context) {
+  using Key = KeyOf<Compared<T>>;
+  const bool warp = p.slice <= held_by<T>(kWarp, Tuning::kLoads) && p.k <= Tuning::kWarpK;
+  const int wanted = warp ? std::max(128, 4 * p.k) : std::max(256, 8 * p.k);
+  p.capacity = round_up(std::min<int64_t>(wanted, p.slice), std::max(1, p.k), Tuning::kCapacity);
+
+  const auto start = [&](auto loads, auto aligned, auto by_warp) {
+    constexpr int kLoads = decltype(loads)::value;
+    constexpr bool kByWarp = decltype(by_warp)::value;
+    const int threads = kByWarp ? kWarp * Tuning::kWarps
+                                : round_up(std::max<int64_t>((p.slice - 1) / held_by<T>(1, kLoads) + 1, p.capacity / 4),
+                                           Tuning::kMinThreads, Tuning::kMaxThreads);
+    const int teams = kByWarp ? Tuning::kWarps : 1;
+    const int64_t blocks = std::min<int64_t>((p.rows + teams - 1) / teams, 1 << 30);
+    launch(select_kernel<T, kLoads, decltype(aligned)::value, kByWarp>, static_cast<unsigned>(blocks), threads,
+           teams * Desk<Key>::bytes(p.capacity), context, p);
+  };
+  constexpr std::integral_constant<int, Tuning::kFewLoads> few;
+  constexpr std::integral_constant<int, Tuning::kLoads> many;
+  const auto by_team = [&](auto aligned) {
+    if (warp) {
+      p.slice <= held_by<T>(kWarp, few) ? start(few, aligned, std::true_type())
+                                        : start(many, aligned, std::true_type());
+    } else {
+      p.slice <= held_by<T>(Tuning::kMaxThreads, few) ? start(few, aligned, std::false_type())
+                                                      : start(many, aligned, std::false_type());
+    }
+  };
+  const bool slices_aligned = p.slices == 1 || p.slice % kVector<T> == 0;
+  if (p.in.inner == 1 && slices_aligned && is_aligned<kVector<T>>(p.in.size, {p.x})) {
+    by_team(std::true_type());
+  } else {
+    by_team(std::false_type());
+  }
+}
+
+// Elements of a slice of such rows: as many as a block holds, or fewer where there would not be blocks enough.
+template <class T>
+int slice_of(int64_t rows, int64_t size, int k) {
+  int slice = static_cast<int>(held_by<T>(Tuning::kMaxThreads, Tuning::kLoads));
+  while (rows * ((size + slice - 1) / slice) < Tuning::kSlices && slice > Tuning::kMinSliceBytes / int(sizeof(T)) &&
+         slice > 16 * k) {
+    slice /= 2;
+  }
+  return slice;
+}
+
+// --- transposing --------------------------------------------------------------------------------------------------
+
+constexpr int kTile = 32;
+constexpr int kTileRows = 8;
+
+// [outer, size, inner] -> [outer, inner, size]
+template <class T>
+__global__ void __launch_bounds__(kTile* kTileRows)
+    transpose(const T* from, T* to, int64_t outer, int64_t size, int64_t inner) {
+  __shared__ T tile[kTile][kTile + 1];
+  const int64_t across = (inner + kTile - 1) / kTile, down = (size + kTile - 1) / kTile;
+  for (int64_t block = blockIdx.x; block < outer * across * down; block += gridDim.x) {
+    const int64_t column = block % across * kTile, row = block / across % down * kTile;
+    const int64_t offset = block / across / down * size * inner;
+    for (int i = threadIdx.y; i < kTile; i += kTileRows) {
+      if (row + i < size && column + threadIdx.x < inner) {
+        tile[i][threadIdx.x] = from[offset + (row + i) * inner + column + threadIdx.x];
+      }
+    }
+    __syncthreads();
+    for (int i = threadIdx.y; i < kTile; i += kTileRows) {
+      if (column + i < inner && row + threadIdx.x < size) {
+        to[offset + (column + i) * size + row + threadIdx.x] = tile[threadIdx.x][i];
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// --- sorting ------------------------------------------------------------------------------------------------------
+
+// Keys in the order in which CUB sorts, and what they are keys of: element i of the rows that are sorted together.
+template <class T, class Key>
+__global__ void make_keys(const T* x, Rows in, int64_t first_row, int64_t count, bool largest, Key* keys,
+                          uint32_t* elements) {
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x) {
+    const int64_t row = i / in.size;
+    const T value = x[in.begin(first_row + row) + (i - row * in.size) * in.inner];
+    keys[i] = ~key_of(oriented(compared(value), largest), largest);
+    elements[i] = static_cast<uint32_t>(i);
+  }
+}
+
+template <class Key>
+__global__ void rows_of(const uint32_t* elements, int64_t size, int64_t count, Key* rows) {
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x) {
+    rows[i] = static_cast<Key>(elements[i] / size);
+  }
+}
+
+// The first k of each row, as keys to sort them by once more.
+template <class Key>
+__global__ void take_first(const uint32_t* elements, int64_t size, int64_t k, int64_t count, Key* keys,
+                           uint32_t* taken) {
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x) {
+    const uint32_t element = elements[i / k * size + i % k];
+    keys[i] = element;
+    taken[i] = element;
+  }
+}
+
+// elements: those of a row one after the other, `pitch` a row.
+template <class T>
+__global__ void write_first(const T* x, Rows in, Rows out, int64_t first_row, int64_t count, const uint32_t* elements,
+                            int64_t pitch, T* values, int64_t* indices) {
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x) {
+    const int64_t row = i / out.size, place = i - row * out.size;
+    const int64_t index = elements[row * pitch + place] - row * in.size;
+    const int64_t to = out.begin(first_row + row) + place * out.inner;
+    values[to] = x[in.begin(first_row + row) + index * in.inner];
+    indices[to] = index;
+  }
+}
+
+template <class T>
+void sort_all(const Problem<T>& p, Context& context) {
+  using Key = KeyOf<Compared<T>>;
+  const int64_t n = p.in.size, k = p.out.size;
+  const int64_t together = std::min(p.rows, std::max<int64_t>(1, Tuning::kSorted / n));
+  const int64_t room = together * n;
+  const auto memory = [&](size_t element) { return context.scratch(room * element); };
+  SortBuffers<Key> buffers = {static_cast<Key*>(memory(sizeof(Key))), static_cast<Key*>(memory(sizeof(Key))),
+                              static_cast<uint32_t*>(memory(4)), static_cast<uint32_t*>(memory(4))};
+  constexpr int kThreads = 256;
+  for (int64_t row = 0; row < p.rows; row += together) {
+    const int64_t rows = std::min(together, p.rows - row);
+    const int64_t count = rows * n, chosen = rows * k;
+    launch(make_keys<T, Key>, grid_stride_blocks(count, kThreads), kThreads, 0, context, p.x, p.in, row, count,
+           p.largest, buffers.keys, buffers.values);
+    sort_pairs(buffers, count, 8 * sizeof(Key), context);
+    if (rows > 1) {  // a stable sort: within its row each keeps its place
+      launch(rows_of<Key>, grid_stride_blocks(count, kThreads), kThreads, 0, context, buffers.values, n, count,
+             buffers.keys);
+      sort_pairs(buffers, count, std::bit_width<uint64_t>(rows - 1), context);
+    }
+    int64_t pitch = n;
+    if (!p.sorted) {
+      // What is taken goes into the other buffers, and they become those that are sorted.
+      launch(take_first<Key>, grid_stride_blocks(chosen, kThreads), kThreads, 0, context, buffers.values, n, k, chosen,
+             buffers.other_keys, buffers.other_values);
+      buffers = {buffers.other_keys, buffers.keys, buffers.other_values, buffers.values};
+      sort_pairs(buffers, chosen, std::bit_width<uint64_t>(count - 1), context);
+      pitch = k;
+    }
+    launch(write_first<T>, grid_stride_blocks(chosen, kThreads), kThreads, 0, context, p.x, p.in, p.out, row, chosen,
+           buffers.values, pitch, p.values, p.indices);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void select_top_k_cuda(const SelectTopKArgs<T>& a, Context& context) {
+  const int axis = static_cast<int>(a.axis < 0 ? a.axis + a.X.rank : a.axis);
+  int64_t outer = 1, inner = 1;
+  for (int i = 0; i < axis; ++i) outer *= a.X[i];
+  for (int i = axis + 1; i < a.X.rank; ++i) inner *= a.X[i];
+  const int64_t size = a.X[axis];
+  const int64_t k = a.k ? *a.k : a.k_input.rank > 0 ? a.k_input[0] : size;
+
+  Problem<T> p = {};
+  p.x = a.x;
+  p.in = {size, inner};
+  p.rows = outer * inner;
+  p.slices = 1;
+  p.values = a.values;
+  p.indices = a.indices;
+  p.out = {k, inner};
+  p.largest = a.largest;
+  p.sorted = a.sorted;
+  narrow(size);  // indices on the way are 32-bit
+
+  const int64_t bytes = outer * size * inner * int64_t(sizeof(T));
+  if (inner > 1 && size > 1 && bytes > Tuning::kCached) {
+    T* turned = static_cast<T*>(context.scratch(bytes));
+    const int64_t tiles = outer * ((size + kTile - 1) / kTile) * ((inner + kTile - 1) / kTile);
+    launch(transpose<T>, static_cast<unsigned>(std::min<int64_t>(tiles, 1 << 30)), dim3(kTile, kTileRows), 0, context,
+           a.x, turned, outer, size, inner);
+    p.x = turned;
+    p.in.inner = 1;
+  }
+  if (k > Tuning::kMaxK) return sort_all(p, context);
+
+  p.k = static_cast<int>(k);
+  while (p.in.size > held_by<T>(Tuning::kMaxThreads, Tuning::kLoads)) {
+    Problem<T> part = p;
+    part.slice = slice_of<T>(p.rows, p.in.size, p.k);
+    part.slices = narrow((p.in.size + part.slice - 1) / part.slice);
+    part.rows = p.rows * part.slices;
+    part.sorted = false;
+    const int64_t last = p.in.size - int64_t(part.slices - 1) * part.slice;
+    const int64_t kept = int64_t(part.slices - 1) * p.k + std::min(last, k);
+    part.out = {kept, 1};
+    part.values = static_cast<T*>(context.scratch(p.rows * kept * sizeof(T)));
+    part.picked = static_cast<int*>(context.scratch(p.rows * kept * sizeof(int)));
+    select(part, context);
+    p.x = part.values;
+    p.map = part.picked;
+    p.in = {kept, 1};
+  }
+  p.slice = static_cast<int>(p.in.size);
+  select(p, context);
+}
+
+}  // namespace ortops

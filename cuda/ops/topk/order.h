@@ -1,0 +1,92 @@
+// In what order values are selected: as unsigned integers, the larger the better. NaN counts as the largest value and
+// -0 as 0; of equal values the one with the lower index is better, so that an element and its index together, packed
+// into one integer, have no equals.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "device/types.h"
+
+namespace ortops {
+
+template <class T>
+constexpr bool is_float =
+    std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>;
+
+// What values are compared as: 16-bit floats as float, short integers as int32.
+template <class T>
+using Compared = std::conditional_t<
+    is_float<T>, Compute<T>,
+    std::conditional_t<sizeof(T) == 8, int64_t, std::conditional_t<std::is_same_v<T, uint32_t>, int64_t, int32_t>>>;
+
+template <class V>
+using KeyOf = std::conditional_t<sizeof(V) == 8, uint64_t, uint32_t>;
+
+template <class T>
+ORTOPS_HOST_DEVICE Compared<T> compared(T value) {
+  if constexpr (is_float<T>) {
+    return to_compute(value);
+  } else {
+    return value;
+  }
+}
+
+template <class V>
+constexpr KeyOf<V> kTopBit = KeyOf<V>(1) << (8 * sizeof(V) - 1);
+
+// Turned so that the larger is the better: the value itself, or its opposite where the smallest are wanted.
+template <class V>
+ORTOPS_HOST_DEVICE V oriented(V value, bool largest) {
+  const KeyOf<V> flip = is_float<V> ? kTopBit<V> : ~KeyOf<V>(0);
+  return detail::bit_cast<V>(KeyOf<V>(detail::bit_cast<KeyOf<V>>(value) ^ (largest ? 0 : flip)));
+}
+
+// The key of an oriented value.
+template <class V>
+ORTOPS_HOST_DEVICE KeyOf<V> key_of(V value, bool largest) {
+  using Key = KeyOf<V>;
+  if constexpr (is_float<V>) {
+    const Key bits = detail::bit_cast<Key>(value + V(0));  // -0 becomes 0
+    const Key key = bits & kTopBit<V> ? ~bits : bits | kTopBit<V>;
+    return value == value ? key : largest ? ~Key(0) : 0;
+  } else {
+    return detail::bit_cast<Key>(value) ^ kTopBit<V>;
+  }
+}
+
+// The oriented value that has the key.
+template <class V>
+ORTOPS_HOST_DEVICE V value_of(KeyOf<V> key) {
+  if constexpr (is_float<V>) {
+    return detail::bit_cast<V>(KeyOf<V>(key & kTopBit<V> ? key ^ kTopBit<V> : ~key));
+  } else {
+    return detail::bit_cast<V>(KeyOf<V>(key ^ kTopBit<V>));
+  }
+}
+
+// The oriented value that no other (but NaN) is worse than.
+template <class V>
+ORTOPS_HOST_DEVICE V worst() {
+  if constexpr (is_float<V>) {
+    return -V(__builtin_huge_val());
+  } else {
+    return detail::bit_cast<V>(kTopBit<V>);
+  }
+}
+
+// A key and, below it, an index of so many bits, the lower index being the larger.
+template <class Key>
+using Packed = std::conditional_t<sizeof(Key) == 8, unsigned __int128, uint64_t>;
+
+template <class Key>
+ORTOPS_HOST_DEVICE Packed<Key> pack(Key key, uint32_t index, int bits) {
+  return Packed<Key>(key) << bits | (((uint64_t(1) << bits) - 1) - index);
+}
+template <class P>
+ORTOPS_HOST_DEVICE uint32_t index_of(P packed, int bits) {
+  const uint64_t mask = (uint64_t(1) << bits) - 1;
+  return static_cast<uint32_t>(mask - (uint64_t(packed) & mask));
+}
+
+}  // namespace ortops
