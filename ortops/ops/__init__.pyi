@@ -21,6 +21,7 @@ __all__ = [
     "permute",
     "rms_norm",
     "scaled_dot_product_attention",
+    "select_top_k",
     "sequence_pool",
     "sum_to_size",
 ]
@@ -150,6 +151,26 @@ def scaled_dot_product_attention(
     unless given. A boolean mask keeps where it is true; one of T is added to the scores. `causal` keeps for query i the keys up
     to i (top_left, as torch's is_causal and ONNX's Attention have it) or up to i + Skv - Sq (bottom_right, as with a cache). A
     query that no key is kept for gives zeros. Head sizes D and Dv from 1 to 512.
+    """
+
+def select_top_k(
+    x: Tensor,
+    k_input: Tensor | None = None,
+    *,
+    k: int | None = None,
+    axis: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Selects the k largest (or smallest) elements along an axis, and gives them with their indices.
+
+    k is an attribute or an input (of one number), not both; without either the whole axis is taken, a stable sort. A k below 0 or
+    beyond the size of the axis is an error, and so is an input without axes. `sorted`: the best first; else in the order of indices.
+
+    The result is always the same: of equal values the one with the lower index is taken first (0 and -0 are equal), NaN counts as
+    larger than infinity, so that it comes last where the smallest are wanted, and a row's result does not depend on the rows beside
+    it. (ONNX TopK; torch.topk, which leaves the indices of equal values open)
     """
 
 def sequence_pool(
