@@ -269,6 +269,8 @@ def _session(model: bytes, provider: str, options: tuple[tuple[str, str], ...] =
 
     session_options = onnxruntime.SessionOptions()
     session_options.log_severity_level = 3
+    # Hundreds of sessions live at once: their threads are not to wait busily for work.
+    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if provider == CUDA:
         session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     register(session_options, operators=_names(model))
