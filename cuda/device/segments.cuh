@@ -116,6 +116,20 @@ struct RowSource {
   }
 };
 
+// How sums are formed: other reductions take the place of the addition.
+struct SegmentSum {
+  static constexpr float kIdentity = 0;
+  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
+};
+
+template <int N, class Combine>
+__device__ __forceinline__ Vector<float, N> identity() {
+  Vector<float, N> result;
+#pragma unroll
+  for (int k = 0; k < N; ++k) result[k] = Combine::kIdentity;
+  return result;
+}
+
 namespace detail {
 
 // The sums of whole chunks of positions that go to one row, [chunk][width]; first the chunks, then chunks of chunks.
@@ -126,7 +140,7 @@ struct Partials {
 
 constexpr int kPartialLevels = 2;
 
-template <int N, class Source>
+template <class Combine, int N, class Source>
 __device__ __forceinline__ void add_positions(Vector<float, N>& total, const Segments& segments, const Source& source,
                                               int begin, int end, int64_t column) {
   constexpr int kUnroll = SegmentTuning::kUnroll;
@@ -141,44 +155,44 @@ __device__ __forceinline__ void add_positions(Vector<float, N>& total, const Seg
     for (int j = 0; j < kUnroll; ++j) {
       if (i + j < end) {
 #pragma unroll
-        for (int k = 0; k < N; ++k) total[k] += values[j][k];
+        for (int k = 0; k < N; ++k) total[k] = Combine()(total[k], values[j][k]);
       }
     }
   }
 }
 
-template <int N>
+template <class Combine, int N>
 __device__ __forceinline__ void add_partials(Vector<float, N>& total, const float* sums, int begin, int end,
                                              int64_t width, int64_t column) {
 #pragma unroll 4
   for (int i = begin; i < end; ++i) {
 #pragma unroll
-    for (int k = 0; k < N; ++k) total[k] += sums[i * width + column + k];
+    for (int k = 0; k < N; ++k) total[k] = Combine()(total[k], sums[i * width + column + k]);
   }
 }
 
 // Adds what lies at positions begin..end, all of one row. `level` partial sums may be made use of.
-template <int N, class Source>
+template <class Combine, int N, class Source>
 __device__ __forceinline__ void add_segment(Vector<float, N>& total, const Segments& segments, const Source& source,
                                             const Partials& partials, int level, int begin, int end, int64_t width,
                                             int64_t column) {
   constexpr int kChunk = SegmentTuning::kChunk;
   const int first = begin / kChunk + (begin % kChunk != 0), last = end / kChunk;
-  if (level < 1 || first >= last) return add_positions(total, segments, source, begin, end, column);
-  add_positions(total, segments, source, begin, first * kChunk, column);
+  if (level < 1 || first >= last) return add_positions<Combine>(total, segments, source, begin, end, column);
+  add_positions<Combine>(total, segments, source, begin, first * kChunk, column);
   const int outer_first = first / kChunk + (first % kChunk != 0), outer_last = last / kChunk;
   if (level < 2 || outer_first >= outer_last) {
-    add_partials(total, partials.sums[0], first, last, width, column);
+    add_partials<Combine>(total, partials.sums[0], first, last, width, column);
   } else {
-    add_partials(total, partials.sums[0], first, outer_first * kChunk, width, column);
-    add_partials(total, partials.sums[1], outer_first, outer_last, width, column);
-    add_partials(total, partials.sums[0], outer_last * kChunk, last, width, column);
+    add_partials<Combine>(total, partials.sums[0], first, outer_first * kChunk, width, column);
+    add_partials<Combine>(total, partials.sums[1], outer_first, outer_last, width, column);
+    add_partials<Combine>(total, partials.sums[0], outer_last * kChunk, last, width, column);
   }
-  add_positions(total, segments, source, last * kChunk, end, column);
+  add_positions<Combine>(total, segments, source, last * kChunk, end, column);
 }
 
 // Writes partials.sums[level] of the chunks (`size` positions each) that go to one row.
-template <int N, class Source>
+template <int N, class Combine, class Source>
 __global__ void __launch_bounds__(SegmentTuning::kThreads)
     sum_chunks(const Segments segments, const Source source, const Partials partials, const int level, const int chunks,
                const int size, const uint32_t table_rows, const int64_t width, const int tiles) {
@@ -189,19 +203,20 @@ __global__ void __launch_bounds__(SegmentTuning::kThreads)
     for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
       const int64_t column = (int64_t(tile) * blockDim.x + threadIdx.x) * N;
       if (column >= width) continue;
-      Vector<float, N> total = {};
-      add_segment(total, segments, source, partials, level, begin, end, width, column);
+      Vector<float, N> total = identity<N, Combine>();
+      add_segment<Combine>(total, segments, source, partials, level, begin, end, width, column);
 #pragma unroll
       for (int k = 0; k < N; ++k) partials.sums[level][chunk * width + column + k] = total[k];
     }
   }
 }
 
-// Writes every row of the table: the sum of its segment.
-template <int N, class T, class Source>
+// Writes every row of the table: the sum of its segment, and of what it starts with, if anything.
+template <int N, class Combine, class T, class Source>
 __global__ void __launch_bounds__(SegmentTuning::kThreads)
     sum_rows(const Segments segments, const Source source, const Partials partials, const int levels, T* table,
-             const int64_t table_rows, const int64_t width, const int rows_per_block, const int tiles) {
+             const T* start, const int64_t table_rows, const int64_t width, const int64_t pitch,
+             const int rows_per_block, const int tiles) {
   __shared__ int starts[SegmentTuning::kRows + 1];
   const int64_t first = int64_t(blockIdx.x) * rows_per_block;
   const int rows = static_cast<int>(min(int64_t(rows_per_block), table_rows - first));
@@ -223,9 +238,15 @@ __global__ void __launch_bounds__(SegmentTuning::kThreads)
     const int64_t column = (int64_t(tile) * blockDim.x + threadIdx.x) * N;
     if (column >= width) continue;
     for (int i = threadIdx.y; i < rows; i += blockDim.y) {
-      Vector<float, N> total = {};
-      add_segment(total, segments, source, partials, levels, starts[i], starts[i + 1], width, column);
-      store(table + (first + i) * width + column, from_float<T>(total));
+      Vector<float, N> total = identity<N, Combine>();
+      add_segment<Combine>(total, segments, source, partials, levels, starts[i], starts[i + 1], width, column);
+      const int64_t at = (first + i) * pitch + column;
+      if (start) {
+        const Vector<float, N> before = to_float(load<N>(start + at));
+#pragma unroll
+        for (int k = 0; k < N; ++k) total[k] = Combine()(before[k], total[k]);
+      }
+      store(table + at, from_float<T>(total));
     }
   }
 }
@@ -233,10 +254,11 @@ __global__ void __launch_bounds__(SegmentTuning::kThreads)
 }  // namespace detail
 
 // table[r] = the sum over the positions that go to row r of what the source has for them, for all rows, in float. N
-// elements at a time are read and written: with_vector() says how many, of the table and of what the source reads.
-template <int N, class T, class Source>
+// elements at a time are read and written: with_vector() says how many, of the table and of what the source reads. The
+// sums may begin with what `start` has there (it may be the table itself), and rows may lie `pitch` apart, not `width`.
+template <int N, class Combine = SegmentSum, class T, class Source>
 void sum_segments(const Segments& segments, const Source& source, T* table, int64_t table_rows, int64_t width,
-                  Context& context) {
+                  Context& context, const T* start = nullptr, int64_t pitch = 0) {
   using Tuning = SegmentTuning;
   if (table_rows == 0 || width == 0) return;
   const RowThreads threads((width + N - 1) / N);
@@ -249,15 +271,15 @@ void sum_segments(const Segments& segments, const Source& source, T* table, int6
     const int chunks = narrow(segments.count / size);
     partials.sums[levels] = static_cast<float*>(context.scratch(chunks * width * sizeof(float)));
     const int blocks = grid_stride_blocks(chunks, threads.block.y);
-    launch(detail::sum_chunks<N, Source>, dim3(blocks, grid_y), threads.block, 0, context, segments, source, partials,
-           levels, chunks, static_cast<int>(size), static_cast<uint32_t>(table_rows), width, threads.tiles);
+    launch(detail::sum_chunks<N, Combine, Source>, dim3(blocks, grid_y), threads.block, 0, context, segments, source,
+           partials, levels, chunks, static_cast<int>(size), static_cast<uint32_t>(table_rows), width, threads.tiles);
   }
   const int64_t shared_out = int64_t(device_properties().multiprocessors) * Tuning::kBlocks;
   const int rows_per_block =
       static_cast<int>(std::clamp<int64_t>((table_rows + shared_out - 1) / shared_out, 1, Tuning::kRows));
   const int blocks = narrow((table_rows + rows_per_block - 1) / rows_per_block);
-  launch(detail::sum_rows<N, T, Source>, dim3(blocks, grid_y), threads.block, 0, context, segments, source, partials,
-         levels, table, table_rows, width, rows_per_block, threads.tiles);
+  launch(detail::sum_rows<N, Combine, T, Source>, dim3(blocks, grid_y), threads.block, 0, context, segments, source,
+         partials, levels, table, start, table_rows, width, pitch ? pitch : width, rows_per_block, threads.tiles);
 }
 
 }  // namespace ortops
