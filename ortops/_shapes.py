@@ -130,10 +130,51 @@ def sum_to(like: tuple[Axis, ...], shape: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return like
 
 
+def take(x: tuple[Axis, ...], indices: tuple[Axis, ...], *, axis: int) -> tuple[Axis, ...]:
+    """A shape with the axes of the indices in the place of one axis."""
+    at = _axis_of(x, axis)
+    return (*x[:at], *indices, *x[at + 1 :])
+
+
+def take_gradient(
+    d_y: tuple[Axis, ...], indices: tuple[Axis, ...], x: tuple[Axis, ...], *, axis: int
+) -> tuple[Axis, ...]:
+    """The shape that was taken from, where it fits."""
+    y = take(x, indices, axis=axis)
+    pairs = zip(d_y, y, strict=False)
+    if len(d_y) != len(y) or any(a != b for a, b in pairs if isinstance(a, int) and isinstance(b, int)):
+        raise ValueError(f"d_y: expected the shape {_text(y)} of what was taken, got {_text(d_y)}")
+    return x
+
+
+def along(x: tuple[Axis, ...], part: tuple[Axis, ...], *, axis: int) -> tuple[Axis, ...]:
+    """The shape of what is read along an axis of x, or written: no larger than x but along that axis."""
+    at = _axis_of(x, axis)
+    others = [pair for i, pair in enumerate(zip(part, x, strict=False)) if i != at]
+    if len(part) != len(x) or any(a > b for a, b in others if isinstance(a, int) and isinstance(b, int)):
+        raise ValueError(f"expected a shape of the rank of {_text(x)}, no larger but in axis {at}, got {_text(part)}")
+    return part
+
+
+def scatter(x: tuple[Axis, ...], part: tuple[Axis, ...], *, axis: int) -> tuple[Axis, ...]:
+    """The shape that is written into along an axis, where the part fits."""
+    along(x, part, axis=axis)
+    return x
+
+
+def _axis_of(shape: tuple[Axis, ...], axis: int) -> int:
+    if not -len(shape) <= axis < len(shape):
+        expected = f"from {-len(shape)} to {len(shape) - 1}" if shape else "an input of at least one axis"
+        raise ValueError(f"attribute axis: expected {expected}, got {axis if shape else 'one of none'}")
+    return axis % len(shape)
+
+
 def _text(shape: Sequence[Axis]) -> str:
     return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
 
 
 FUNCTIONS = {
-    name: value for name, value in globals().items() if inspect.isfunction(value) and value not in (call, _text)
+    name: value
+    for name, value in globals().items()
+    if inspect.isfunction(value) and value is not call and not name.startswith("_")
 }

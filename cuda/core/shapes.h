@@ -406,6 +406,70 @@ BasicShape<Size> sum_to(const BasicShape<Size>& like, const BasicShape<Size>& sh
   return like;
 }
 
+// The axis that an attribute names, from 0 on.
+template <class Size>
+int axis_of(const BasicShape<Size>& shape, int64_t axis) {
+  if (shape.rank == 0) throw Error("attribute axis: expected an input of at least one axis, got one of none");
+  if (axis < -shape.rank || axis >= shape.rank) {
+    throw Error("attribute axis: expected from " + std::to_string(-shape.rank) + " to " +
+                std::to_string(shape.rank - 1) + ", got " + std::to_string(axis));
+  }
+  return static_cast<int>(axis < 0 ? axis + shape.rank : axis);
+}
+
+// A shape with the axes of the indices in the place of one axis.
+template <class Size, class Attributes>
+BasicShape<Size> take(const BasicShape<Size>& x, const BasicShape<Size>& indices, const Attributes& a) {
+  if (x.rank < 0 || indices.rank < 0) return unset_run<Size>();
+  const int axis = axis_of(x, a.axis);
+  if (x.rank - 1 + indices.rank > kMaxRank) {
+    throw Error("a shape of more than " + std::to_string(kMaxRank) + " axes is not supported");
+  }
+  BasicShape<Size> result;
+  for (int i = 0; i < axis; ++i) result.dims[result.rank++] = x[i];
+  for (int i = 0; i < indices.rank; ++i) result.dims[result.rank++] = indices[i];
+  for (int i = axis + 1; i < x.rank; ++i) result.dims[result.rank++] = x[i];
+  return result;
+}
+
+// The shape that was taken from, where it fits.
+template <class Size, class Attributes>
+BasicShape<Size> take_gradient(const BasicShape<Size>& d_y, const BasicShape<Size>& indices, const BasicShape<Size>& x,
+                               const Attributes& a) {
+  const BasicShape<Size> y = take(x, indices, a);
+  if (y.rank < 0 || d_y.rank < 0) return x;
+  bool fits = d_y.rank == y.rank;
+  for (int i = 0; fits && i < y.rank; ++i) {
+    fits = !is_number(d_y[i]) || !is_number(y[i]) || number(d_y[i]) == number(y[i]);
+  }
+  if (!fits) throw Error("d_y: expected the shape " + text(y) + " of what was taken, got " + text(d_y));
+  return x;
+}
+
+// The shape of what is read along an axis of x, or written: no larger than x but along that axis.
+template <class Size, class Attributes>
+BasicShape<Size> along(const BasicShape<Size>& x, const BasicShape<Size>& part, const Attributes& a) {
+  if (x.rank < 0) return part;
+  const int axis = axis_of(x, a.axis);
+  if (part.rank < 0) return part;
+  bool fits = part.rank == x.rank;
+  for (int i = 0; fits && i < x.rank; ++i) {
+    fits = i == axis || !is_number(part[i]) || !is_number(x[i]) || number(part[i]) <= number(x[i]);
+  }
+  if (!fits) {
+    throw Error("expected a shape of the rank of " + text(x) + ", no larger but in axis " + std::to_string(axis) +
+                ", got " + text(part));
+  }
+  return part;
+}
+
+// The shape that is written into along an axis, where the part fits.
+template <class Size, class Attributes>
+BasicShape<Size> scatter(const BasicShape<Size>& x, const BasicShape<Size>& part, const Attributes& a) {
+  along(x, part, a);
+  return x;
+}
+
 }  // namespace shapes
 
 }  // namespace ortops

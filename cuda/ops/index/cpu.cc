@@ -1,10 +1,11 @@
-// Embedding on the CPU: a copy of a row for each index, with the residual added on the way.
+// Reading by index on the CPU: a copy of a row for each index; Embedding adds a residual on the way.
 #include <algorithm>
 #include <cstring>
 
 #include "device/arrays.h"
 #include "device/index.h"
 #include "gen/index.h"
+#include "ops/index/read.h"
 
 namespace ortops {
 namespace {
@@ -13,6 +14,16 @@ constexpr int64_t kChunk = 512;    // elements that are added at a time
 constexpr int64_t kGrain = 16384;  // elements worth a thread's while
 
 }  // namespace
+
+template <class I, class T>
+void take_cpu(const TakeArgs<I, T>& a, Context& context) {
+  read_rows(slices(a.X, a.J.size(), a.axis), a.indices, a.x, a.y, context);
+}
+
+template <class I, class T>
+void take_along_axis_cpu(const TakeAlongAxisArgs<I, T>& a, Context& context) {
+  read_rows(elements(a.X, a.J, dense_strides(a.J), a.axis), a.indices, a.x, a.y, context);
+}
 
 template <class I, class T>
 void embedding_cpu(const EmbeddingArgs<I, T>& a, Context& context) {

@@ -1,3 +1,5 @@
+// Take and TakeAlongAxis are reads by index as they stand (read.cuh).
+//
 // Embedding: a row of the table for each index, plus the residual. One pass: each row is read and written once, by 16
 // bytes where all tensors are aligned to that and by elements where not. The threads of a block share out its rows and,
 // of each row, the vectors, so that narrow rows fill a block as well as wide ones. All offsets are 64-bit: tables may
@@ -10,6 +12,7 @@
 #include "device/index.h"
 #include "device/vector.cuh"
 #include "gen/index.h"
+#include "ops/index/read.cuh"
 
 namespace ortops {
 namespace {
@@ -87,6 +90,16 @@ void embedding_cuda(const EmbeddingArgs<I, T>& a, Context& context) {
     start(std::integral_constant<int, 1>());
   }
   report.check("indices", a.V);
+}
+
+template <class I, class T>
+void take_cuda(const TakeArgs<I, T>& a, Context& context) {
+  read_rows(slices(a.X, a.J.size(), a.axis), a.indices, a.x, a.y, context);
+}
+
+template <class I, class T>
+void take_along_axis_cuda(const TakeAlongAxisArgs<I, T>& a, Context& context) {
+  read_rows(elements(a.X, a.J, dense_strides(a.J), a.axis), a.indices, a.x, a.y, context);
 }
 
 }  // namespace ortops
