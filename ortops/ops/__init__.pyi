@@ -21,9 +21,15 @@ __all__ = [
     "permute",
     "rms_norm",
     "scaled_dot_product_attention",
+    "scatter_add",
+    "scatter_add_gradient",
     "select_top_k",
     "sequence_pool",
     "sum_to_size",
+    "take",
+    "take_along_axis",
+    "take_along_axis_gradient",
+    "take_gradient",
 ]
 
 def broadcast_to(
@@ -153,6 +159,38 @@ def scaled_dot_product_attention(
     query that no key is kept for gives zeros. Head sizes D and Dv from 1 to 512.
     """
 
+def scatter_add(
+    x: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    *,
+    axis: int = 0,
+    reduction: Literal["add", "mul", "min", "max"] = "add",
+    deterministic: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Combines each update into the element of x that its index names along an axis, duplicates too (ONNX's ScatterElements).
+
+    As PyTorch's scatter_reduce with include_self. The updates have the rank of x and are no larger but along the axis. The indices
+    broadcast to their shape: one for each update, or [N, 1] for rows [N, D] (PyTorch's index_add). A negative index counts from the
+    end; one outside of the axis is an error on the CPU, on CUDA its update is left out (an error too in a session with the option
+    `ortops.check_indices`). NaN wins in every reduction. Everything is computed in float32 (float64 in float64) and rounded once.
+    The order in which duplicates are added may vary on CUDA; with `deterministic` it does not.
+    """
+
+def scatter_add_gradient(
+    d_y: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    *,
+    axis: int = 0,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Gives each update of a ScatterAdd the gradient of the element that it was added to.
+
+    TakeAlongAxis with indices that broadcast to the shape of the updates, which are not read otherwise.
+    """
+
 def select_top_k(
     x: Tensor,
     k_input: Tensor | None = None,
@@ -197,4 +235,62 @@ def sum_to_size(
 
     Of `like` only the shape is looked at. 16-bit types are added up in float32, and rounded once; the same input gives the same
     bits. Where nothing is added up (an axis of size 0 becomes 1) the sum is 0. (PyTorch's Tensor.sum_to_size)
+    """
+
+def take(
+    x: Tensor,
+    indices: Tensor,
+    *,
+    axis: int = 0,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Reads the slices of x that the indices name along an axis (numpy's take, ONNX's Gather).
+
+    x of shape [*A, V, *B], V being the axis, and indices of any shape [*J] give [*A, *J, *B]. A negative index counts from the
+    end. One outside of [-V, V-1] is an error on the CPU; on CUDA its elements get all bits set (NaN; -1 in integers; one-byte
+    types get 0), or it is an error too in a session with the option `ortops.check_indices`.
+    """
+
+def take_along_axis(
+    x: Tensor,
+    indices: Tensor,
+    *,
+    axis: int = 0,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Reads for each index the element that it names along an axis (PyTorch's gather, ONNX's GatherElements).
+
+    y[.., i, ..] = x[.., indices[.., i, ..], ..]. The indices have the rank of x and are no larger but along the axis; y has their
+    shape. A negative index counts from the end; what one out of range gives is said at Take.
+    """
+
+def take_along_axis_gradient(
+    d_y: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    *,
+    axis: int = 0,
+    deterministic: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Gives each element of x the sum of the gradients of the elements that TakeAlongAxis read from it, else zero.
+
+    Of x only the shape is used. Sums are accumulated in float32 and rounded once; indices are as for ScatterAdd, and so is the
+    order in which duplicates are added.
+    """
+
+def take_gradient(
+    d_y: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    *,
+    axis: int = 0,
+    padding_idx: int | None = None,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Gives each slice of x the sum of the gradients of the slices that Take, or Embedding, read from it, else zero.
+
+    Of x only the shape is used. d_y is [*A, *J, *B], as Take gives it. Indices equal to `padding_idx` (negative: from the end) add
+    nothing. An index out of range is an error on the CPU and adds nothing on CUDA. Sums are accumulated in float32, rounded once,
+    and the same bits in every run.
     """
