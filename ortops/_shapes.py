@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 #: The size of an axis: a number, a symbol, or unknown.
 Axis = int | str | None
@@ -47,6 +50,60 @@ def pool(
         return max(0, padded // strides[axis] + 1)
     windows = (padded + strides[axis] - 1) // strides[axis] + 1
     return max(0, windows - ((windows - 1) * strides[axis] >= size + pads[axis]))
+
+
+@lru_cache
+def exact_scale(scale: float) -> float:
+    """The number that was rounded to a node's 32 bits: the fraction of the smallest denominator that rounds to it, if that is up to
+    4096; or the 32 bits themselves. So a scale of 1.1 or 4/3 is in a node what it is in PyTorch."""
+    single = np.float32(scale)
+    for denominator in range(1, 4097):
+        fraction = round(float(single) * denominator) / denominator
+        if np.float32(fraction) == single:
+            return fraction
+    return float(single)
+
+
+def upsampled_plane(
+    height: Axis, width: Axis, *, size: Sequence[int], scale: Sequence[float], mode: str, align_corners: bool
+) -> tuple[Axis, Axis]:
+    """Height and width of a plane that is resized to a size or by a scale, as PyTorch has it: rounded down."""
+    if mode == "nearest" and align_corners:
+        raise ValueError("attribute align_corners: expected False with mode nearest, got True")
+    if (len(size), len(scale)) not in ((2, 0), (0, 2)):
+        raise ValueError(
+            "attributes size and scale: expected two numbers (height, width) in one of them and none in the other, "
+            f"got {len(size)} and {len(scale)}"
+        )
+    for pixels in size:
+        if not 0 < pixels < 2**31:
+            raise ValueError(f"attribute size: expected sizes from 1 to 2147483647, got {pixels}")
+    for factor in scale:
+        if not 0 < np.float32(factor) < np.inf:
+            raise ValueError(f"attribute scale: expected finite numbers above 0, got {factor:g}")
+    result: list[Axis] = []
+    for axis, extent in enumerate((height, width)):
+        if extent == 0:
+            raise ValueError("x: expected planes of at least one pixel, got one of none")
+        if size:
+            result.append(size[axis])
+        elif not isinstance(extent, int):
+            result.append(None)
+        else:
+            pixels = np.floor(extent * exact_scale(scale[axis]))
+            if not 0 < pixels < 2**31:
+                raise ValueError(
+                    f"attribute scale: expected at least 1 and less than 2^31 pixels, got {extent} scaled to {pixels:g}"
+                )
+            result.append(int(pixels))
+    return result[0], result[1]
+
+
+def upsampled(
+    extent: int, axis: int, *, size: Sequence[int], scale: Sequence[float], mode: str, align_corners: bool
+) -> Axis:
+    """One axis of `upsampled_plane`."""
+    return upsampled_plane(extent, extent, size=size, scale=scale, mode=mode, align_corners=align_corners)[axis]
 
 
 def reduce(shape: tuple[Axis, ...], *, axes: Sequence[int], keepdims: bool) -> tuple[Axis, ...]:

@@ -234,7 +234,11 @@ def node_attributes(op: Op, attributes: Mapping[str, Any]) -> tuple[tuple[str, A
     """The attributes as a node holds them."""
     given = {n: int(v) if isinstance(v, bool) else v for n, v in attributes.items() if v is not None}
     kinds = {a.name: a.kind for a in op.attributes}
-    return tuple((n, float(v) if kinds[n] == "float" else v) for n, v in given.items())
+
+    def held(kind: str, value: Any) -> Any:
+        return float(value) if kind == "float" else tuple(map(float, value)) if kind == "floats" else value
+
+    return tuple((n, held(kinds[n], v)) for n, v in given.items())
 
 
 def sample_model(sample: Sample, *, static: bool = False) -> bytes:

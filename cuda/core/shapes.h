@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -259,6 +260,70 @@ int64_t pool(int64_t size, int64_t axis, const Attributes& a) {
   const int64_t windows = floor_divide(padded + a.strides[axis] - 1, a.strides[axis]) + 1;
   const bool outside = (windows - 1) * a.strides[axis] >= size + a.pads[axis];
   return std::max<int64_t>(0, windows - outside);
+}
+
+// The number that was rounded to a node's 32 bits: the fraction of the smallest denominator that rounds to it, if that
+// is up to 4096; or the 32 bits themselves. So a scale of 1.1 or 4/3 is in a node what it is in PyTorch.
+inline double exact_scale(float scale) {
+  for (int denominator = 1; denominator <= 4096; ++denominator) {
+    const double fraction = std::nearbyint(double(scale) * denominator) / denominator;
+    if (static_cast<float>(fraction) == scale) return fraction;
+  }
+  return scale;
+}
+
+// Height and width of a plane that is resized to a size or by a scale, as PyTorch has it: rounded down.
+template <class Size, class Attributes>
+BasicShape<Size> upsampled_plane(const Size& height, const Size& width, const Attributes& a) {
+  if (a.mode == Attributes::Mode::nearest && a.align_corners) {
+    throw Error("attribute align_corners: expected False with mode nearest, got True");
+  }
+  if (!(a.size.size == 2 && a.scale.size == 0) && !(a.size.size == 0 && a.scale.size == 2)) {
+    throw Error(
+        "attributes size and scale: expected two numbers (height, width) in one of them and none in the other, got " +
+        std::to_string(a.size.size) + " and " + std::to_string(a.scale.size));
+  }
+  for (int i = 0; i < a.size.size; ++i) {
+    if (a.size[i] <= 0 || a.size[i] >> 31) {
+      throw Error("attribute size: expected sizes from 1 to 2147483647, got " + std::to_string(a.size[i]));
+    }
+  }
+  for (int i = 0; i < a.scale.size; ++i) {
+    if (!(a.scale[i] > 0 && std::isfinite(a.scale[i]))) {
+      throw Error("attribute scale: expected finite numbers above 0, got " + std::to_string(a.scale[i]));
+    }
+  }
+  BasicShape<Size> result;
+  for (const Size* extent : {&height, &width}) {
+    const int axis = result.rank++;
+    if (is_number(*extent) && number(*extent) == 0) {
+      throw Error("x: expected planes of at least one pixel, got one of none");
+    }
+    result.dims[axis] = unset<Size>();
+    if (!a.size.size && !is_number(*extent)) continue;
+    double pixels = 0;
+    if (a.size.size) {
+      pixels = static_cast<double>(a.size[axis]);
+    } else {
+      pixels = std::floor(static_cast<double>(number(*extent)) * exact_scale(a.scale[axis]));
+      if (!(pixels >= 1 && pixels < 0x1p31)) {
+        throw Error("attribute scale: expected at least 1 and less than 2^31 pixels, got " + text(*extent) +
+                    " scaled to " + std::to_string(pixels));
+      }
+    }
+    if constexpr (std::is_same_v<Size, int64_t>) {
+      result.dims[axis] = static_cast<int64_t>(pixels);
+    } else {
+      result.dims[axis] = {static_cast<int64_t>(pixels), {}};
+    }
+  }
+  return result;
+}
+
+// One axis of `upsampled_plane`.
+template <class Attributes>
+int64_t upsampled(int64_t extent, int64_t axis, const Attributes& a) {
+  return upsampled_plane(extent, extent, a)[static_cast<int>(axis)];
 }
 
 // A shape less the reduced axes, or with 1 in their place. No axes means all.

@@ -1,0 +1,279 @@
+// Upsample2D and its gradient on the CPU. Both directions blend whole rows first, in loops over neighbours in memory,
+// and pick columns on the way from or to the narrower rows of x, so that this is done once for each of those.
+#include <algorithm>
+#include <cstring>
+
+#include "device/arrays.h"
+#include "gen/resize.h"
+#include "ops/resize/map.h"
+
+namespace ortops {
+namespace resize {
+namespace {
+
+constexpr int64_t kGrain = 16384;  // elements worth a thread's while
+
+template <class T>
+T* scratch(Context& context, int64_t count) {
+  return static_cast<T*>(context.scratch(count * sizeof(T)));
+}
+
+// Of a share of 0, infinity makes NaN, as in PyTorch.
+template <class W>
+ORTOPS_INLINE void blend_loop(const W* a, const W* b, W weight, W* sum, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sum[i] = a[i] * (1 - weight) + b[i] * weight;
+}
+ORTOPS_CLONES void blend(const float* a, const float* b, float weight, float* sum, int64_t count) {
+  blend_loop(a, b, weight, sum, count);
+}
+ORTOPS_CLONES void blend(const double* a, const double* b, double weight, double* sum, int64_t count) {
+  blend_loop(a, b, weight, sum, count);
+}
+
+// sum += weight * addend
+template <class W>
+ORTOPS_INLINE void add_loop(W* sum, const W* addend, W weight, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sum[i] += weight * addend[i];
+}
+ORTOPS_CLONES void add_scaled(float* sum, const float* addend, float weight, int64_t count) {
+  add_loop(sum, addend, weight, count);
+}
+ORTOPS_CLONES void add_scaled(double* sum, const double* addend, double weight, int64_t count) {
+  add_loop(sum, addend, weight, count);
+}
+
+// The columns that the pixels of a row are made of.
+template <class W>
+struct Columns {
+  const int* at;
+  const W* weight;
+  int count, pixel;
+  int last;  // of the source
+};
+
+template <class W>
+ORTOPS_INLINE void blend_columns_loop(const W* row, const Columns<W>& columns, W* result) {
+  for (int i = 0; i < columns.count; ++i) {
+    const W* from = row + columns.at[i];
+    result[i] = from[0] * (1 - columns.weight[i]) + from[1] * columns.weight[i];
+  }
+}
+ORTOPS_CLONES void blend_single(const float* row, const Columns<float>& columns, float* result) {
+  blend_columns_loop(row, columns, result);
+}
+ORTOPS_CLONES void blend_single(const double* row, const Columns<double>& columns, double* result) {
+  blend_columns_loop(row, columns, result);
+}
+
+// The row has one pixel more than the source, so that there is one behind the last.
+template <class W>
+void blend_columns(const W* row, const Columns<W>& columns, W* result) {
+  if (columns.pixel == 1) return blend_single(row, columns, result);
+  for (int i = 0; i < columns.count; ++i) {
+    const W* from = row + int64_t(columns.at[i]) * columns.pixel;
+    blend(from, from + columns.pixel, columns.weight[i], result + int64_t(i) * columns.pixel, columns.pixel);
+  }
+}
+
+template <class T>
+ORTOPS_INLINE void pick_loop(const T* row, const int* at, int count, T* result) {
+  for (int i = 0; i < count; ++i) result[i] = row[at[i]];
+}
+ORTOPS_CLONES void pick_twice(const uint16_t* row, int count, uint16_t* result) {
+  for (int i = 0; i < count; ++i) result[2 * i] = result[2 * i + 1] = row[i];
+}
+ORTOPS_CLONES void pick_twice(const uint32_t* row, int count, uint32_t* result) {
+  for (int i = 0; i < count; ++i) result[2 * i] = result[2 * i + 1] = row[i];
+}
+ORTOPS_CLONES void pick_twice(const uint64_t* row, int count, uint64_t* result) {
+  for (int i = 0; i < count; ++i) result[2 * i] = result[2 * i + 1] = row[i];
+}
+ORTOPS_CLONES void pick(const uint16_t* row, const int* at, int count, uint16_t* result) {
+  pick_loop(row, at, count, result);
+}
+ORTOPS_CLONES void pick(const uint32_t* row, const int* at, int count, uint32_t* result) {
+  pick_loop(row, at, count, result);
+}
+ORTOPS_CLONES void pick(const uint64_t* row, const int* at, int count, uint64_t* result) {
+  pick_loop(row, at, count, result);
+}
+
+template <size_t kBytes>
+using Bits = std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>;
+
+template <class T>
+void nearest(const Problem& p, const T* x, T* y, Context& context) {
+  const int in = p.columns.in, out = p.columns.out;
+  int* at = scratch<int>(context, out);
+  bool twice = out == 2 * in;
+  for (int i = 0; i < out; ++i) {
+    at[i] = p.columns.tap<false>(i).at;
+    twice = twice && at[i] == i / 2;
+  }
+  const int64_t from_row = int64_t(in) * p.pixel, to_row = int64_t(out) * p.pixel;
+  const auto rows = [&](int64_t begin, int64_t end) {
+    int64_t before = -1;
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t source = row / p.rows.out * p.rows.in + p.rows.tap<false>(static_cast<int>(row % p.rows.out)).at;
+      const T* from = x + source * from_row;
+      T* to = y + row * to_row;
+      if (source == before) {
+        std::memcpy(to, to - to_row, to_row * sizeof(T));
+      } else if (p.pixel > 1) {
+        for (int i = 0; i < out; ++i) {
+          std::memcpy(to + int64_t(i) * p.pixel, from + int64_t(at[i]) * p.pixel, p.pixel * sizeof(T));
+        }
+      } else if (twice) {
+        pick_twice(from, in, to);
+      } else {
+        pick(from, at, out, to);
+      }
+      before = source;
+    }
+  };
+  context.parallel_for(p.planes * p.rows.out, std::max<int64_t>(1, kGrain / to_row), rows);
+}
+
+template <class T>
+void bilinear(const Problem& p, const T* x, T* y, Context& context) {
+  using W = Compute<T>;
+  const int in = p.columns.in, out = p.columns.out;
+  int* at = scratch<int>(context, out);
+  W* weight = scratch<W>(context, out);
+  for (int i = 0; i < out; ++i) {
+    const auto tap = p.columns.tap<true, W>(i);
+    at[i] = tap.at;
+    weight[i] = tap.weight;
+  }
+  const Columns<W> columns = {at, weight, out, p.pixel, in - 1};
+  const int64_t from_row = int64_t(in) * p.pixel, to_row = int64_t(out) * p.pixel;
+  const int64_t pieces = std::min<int64_t>(64, p.planes * p.rows.out);
+  const int64_t stride = from_row + p.pixel + 3 * to_row;
+  W* memory = scratch<W>(context, pieces * stride);
+  const auto piece = [&](int64_t index) {
+    W* source = memory + index * stride;
+    W* blended[2] = {source + from_row + p.pixel, source + from_row + p.pixel + to_row};
+    W* result = blended[1] + to_row;
+    int64_t held[2] = {-1, -1};
+    // A source row with its columns blended; the last two of them are kept.
+    const auto row_of = [&](int64_t row) {
+      const int slot = static_cast<int>(row & 1);
+      if (held[slot] != row) {
+        widen(x + row * from_row, source, from_row);
+        std::copy(source + from_row - p.pixel, source + from_row, source + from_row);
+        blend_columns(source, columns, blended[slot]);
+        held[slot] = row;
+      }
+      return static_cast<const W*>(blended[slot]);
+    };
+    const int64_t rows = p.planes * p.rows.out;
+    for (int64_t row = rows * index / pieces; row < rows * (index + 1) / pieces; ++row) {
+      const auto tap = p.rows.tap<true, W>(static_cast<int>(row % p.rows.out));
+      const int64_t plane = row / p.rows.out * p.rows.in;
+      const W* upper = row_of(plane + tap.at);
+      const W* lower = tap.at < p.rows.in - 1 ? row_of(plane + tap.at + 1) : upper;
+      T* to = y + row * to_row;
+      if constexpr (std::is_same_v<T, W>) {
+        blend(upper, lower, tap.weight, to, to_row);
+      } else {
+        blend(upper, lower, tap.weight, result, to_row);
+        narrow(result, to, to_row);
+      }
+    }
+  };
+  const int64_t grain = std::max<int64_t>(1, kGrain * pieces / std::max<int64_t>(1, p.planes * p.rows.out * to_row));
+  context.parallel_for(pieces, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) piece(i);
+  });
+}
+
+template <bool kBilinear, class T>
+void gradient(const Problem& p, const T* d_y, T* d_x, Context& context) {
+  using W = Compute<T>;
+  const int in = p.columns.in, out = p.columns.out;
+  // The columns [begins[k], ends[k]) of d_y, with their shares from shares[first[k]] on, make column k of d_x.
+  int* begins = scratch<int>(context, in);
+  int* ends = scratch<int>(context, in);
+  int64_t* first = scratch<int64_t>(context, in);
+  W* shares = scratch<W>(context, 2 * int64_t(out));
+  int64_t count = 0;
+  for (int k = 0; k < in; ++k) {
+    begins[k] = p.columns.first<kBilinear>(kBilinear ? k - 1 : k);
+    ends[k] = p.columns.first<kBilinear>(k + 1);
+    first[k] = count;
+    for (int i = begins[k]; i < ends[k]; ++i) {
+      const auto tap = p.columns.tap<kBilinear, W>(i);
+      shares[count++] = tap.at == k ? 1 - tap.weight : tap.weight;
+    }
+  }
+  const int64_t from_row = int64_t(out) * p.pixel, to_row = int64_t(in) * p.pixel;
+  const int64_t rows = p.planes * p.rows.in;
+  const int64_t pieces = std::min<int64_t>(64, rows);
+  const int64_t stride = 2 * from_row + to_row;
+  W* memory = scratch<W>(context, pieces * stride);
+  const auto piece = [&](int64_t index) {
+    W* sum = memory + index * stride;  // of the rows of d_y, its columns still apart
+    W* wide = sum + from_row;
+    W* result = wide + from_row;
+    for (int64_t row = rows * index / pieces; row < rows * (index + 1) / pieces; ++row) {
+      const int64_t plane = row / p.rows.in * p.rows.out;
+      const int at = static_cast<int>(row % p.rows.in);
+      const int begin = p.rows.first<kBilinear>(kBilinear ? at - 1 : at), end = p.rows.first<kBilinear>(at + 1);
+      std::fill(sum, sum + from_row, W(0));
+      for (int i = begin; i < end; ++i) {
+        const auto tap = p.rows.tap<kBilinear, W>(i);
+        const T* from = d_y + (plane + i) * from_row;
+        const W share = tap.at == at ? 1 - tap.weight : tap.weight;
+        if constexpr (std::is_same_v<T, W>) {
+          add_scaled(sum, from, share, from_row);
+        } else {
+          widen(from, wide, from_row);
+          add_scaled(sum, wide, share, from_row);
+        }
+      }
+      for (int k = 0; k < in; ++k) {
+        const W* share = shares + first[k];
+        if (p.pixel == 1) {
+          W total = 0;
+          for (int i = begins[k]; i < ends[k]; ++i) total += *share++ * sum[i];
+          result[k] = total;
+        } else {
+          W* total = result + int64_t(k) * p.pixel;
+          std::fill(total, total + p.pixel, W(0));
+          for (int i = begins[k]; i < ends[k]; ++i) add_scaled(total, sum + int64_t(i) * p.pixel, *share++, p.pixel);
+        }
+      }
+      narrow(result, d_x + row * to_row, to_row);
+    }
+  };
+  const int64_t grain = std::max<int64_t>(1, kGrain * pieces / std::max<int64_t>(1, rows * to_row));
+  context.parallel_for(pieces, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) piece(i);
+  });
+}
+
+}  // namespace
+}  // namespace resize
+
+template <class T>
+void upsample2d_cpu(const Upsample2DArgs<T>& a, Context& context) {
+  const resize::Problem p = resize::problem_of(a);
+  if (a.mode == Upsample2DAttributes::Mode::nearest) {
+    using Bits = resize::Bits<sizeof(T)>;
+    resize::nearest(p, reinterpret_cast<const Bits*>(a.x), reinterpret_cast<Bits*>(a.y), context);
+  } else {
+    resize::bilinear(p, a.x, a.y, context);
+  }
+}
+
+template <class T>
+void upsample2d_gradient_cpu(const Upsample2DGradientArgs<T>& a, Context& context) {
+  const resize::Problem p = resize::problem_of(a);
+  if (a.mode == Upsample2DGradientAttributes::Mode::nearest) {
+    resize::gradient<false>(p, a.d_y, a.d_x, context);
+  } else {
+    resize::gradient<true>(p, a.d_y, a.d_x, context);
+  }
+}
+
+}  // namespace ortops
