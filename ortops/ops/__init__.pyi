@@ -30,6 +30,8 @@ __all__ = [
     "take_along_axis",
     "take_along_axis_gradient",
     "take_gradient",
+    "upsample2d",
+    "upsample2d_gradient",
 ]
 
 def broadcast_to(
@@ -293,4 +295,47 @@ def take_gradient(
     Of x only the shape is used. d_y is [*A, *J, *B], as Take gives it. Indices equal to `padding_idx` (negative: from the end) add
     nothing. An index out of range is an error on the CPU and adds nothing on CUDA. Sums are accumulated in float32, rounded once,
     and the same bits in every run.
+    """
+
+def upsample2d(
+    x: Tensor,
+    *,
+    mode: Literal["nearest", "bilinear"] = "nearest",
+    size: Sequence[int] = (),
+    scale: Sequence[float] = (),
+    align_corners: bool = False,
+    layout: Literal["NCHW", "NHWC"] = "NCHW",
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Resizes planes to `size` or by `scale` (height, width), up or down, as PyTorch's `interpolate` does: nearest or bilinear.
+
+    Just one of the two is given. A scale gives a result of floor(scale * extent) pixels, and, unless corners are aligned, is
+    itself the distance between them, as in PyTorch without `recompute_scale_factor`. A node holds it in float32: what is meant is the
+    fraction of the smallest denominator that rounds to that (1.1 is 11/10).
+
+    - nearest: pixel j is source pixel floor(j * in / out), in integers; with a scale floor(j * (1 / scale)), in float32, as in PyTorch.
+      (PyTorch rounds to float32 with a size, too, and is a pixel off where j * in / out is a whole number, for some sizes.)
+    - bilinear: pixel j lies at (j + 0.5) * in / out - 0.5, with a scale at (j + 0.5) / scale - 0.5, but not in front of the first
+      pixel nor behind the last. With `align_corners` it lies at j * (in - 1) / (out - 1), and at 0 where the result has one pixel.
+
+    There is no antialiasing. Planes of no pixels are an error, in x as in y; no planes are none.
+
+    In ONNX's words: nearest is Resize with `asymmetric` and `floor`, bilinear with `half_pixel` (not `pytorch_half_pixel`, which takes
+    the first pixel where the result has one, as PyTorch no longer does) or `align_corners`. `from_resize` tells which nodes these are.
+    """
+
+def upsample2d_gradient(
+    d_y: Tensor,
+    x: Tensor,
+    *,
+    mode: Literal["nearest", "bilinear"] = "nearest",
+    size: Sequence[int] = (),
+    scale: Sequence[float] = (),
+    align_corners: bool = False,
+    layout: Literal["NCHW", "NHWC"] = "NCHW",
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """The gradient of Upsample2D: each source pixel gets what the pixels that were made of it pass back, by their shares.
+
+    Of x nothing but the shape is used. The sum is in float32 (float64 for float64) and in an order that does not change.
     """
