@@ -256,6 +256,11 @@ def read_input(op: Op, index: int) -> str:
     return f"  a.{formal.name} = {value}{index}));"
 
 
+def type_position(op: Op, variable: str) -> int:
+    """The first input or output of that type variable, among a row's types."""
+    return next(index for index, formal in enumerate((*op.inputs, *op.outputs)) if formal.type == variable)
+
+
 def op_header(op: Op) -> str:
     name, function = op.name, op.__name__
     template = ", ".join(f"class {variable}" for variable in variables(op))
@@ -281,6 +286,7 @@ def op_header(op: Op) -> str:
         if not f.host
     ]
     out += [f"  {element(op, f)}* {f.name} = nullptr;{'  // optional' if f.optional else ''}" for f in op.outputs]
+    out += [f"  Type {variable}_type = Type::none;  // what its bits are" for variable in sorted(op.by_size)]
     out += [f"  int64_t {size} = 0;" for size in sizes]
     notes = {OUTER: "  // the axes of `...`"} | {f.name: "  // what it holds" for f in op.inputs if f.host}
     out += [f"  Shape {run};{notes.get(run, '')}" for run in runs]
@@ -320,6 +326,7 @@ def op_header(op: Op) -> str:
         *[f"  a.{run} = s.{run};" for run in runs],
         *[f"  a.{name} = s.{name};" for name in lists],
         *[read_input(op, index) for index, formal in enumerate(op.inputs) if not formal.host],
+        *[f"  a.{variable}_type = call.types[{type_position(op, variable)}];" for variable in sorted(op.by_size)],
         "  bool empty = true;",
         *[
             f"  a.{op.outputs[i].name} = static_cast<{element(op, op.outputs[i])}*>(call.output({i}, shapes[{i}]));\n"

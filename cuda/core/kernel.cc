@@ -155,6 +155,7 @@ class OrtCall final : public Call {
       data_[i] = data;
       if (!info.inputs[std::min(i, info.inputs.size() - 1)].host) value_ = value;
     }
+    types = kernel.op_.row->types;
     input_shapes = {pointers_.data(), pointers_.size()};
     if (kernel.op_.row->device == Device::cuda)
       ort_.check(ort_.api->KernelContext_GetGPUComputeStream(context, &stream_));

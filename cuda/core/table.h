@@ -28,6 +28,7 @@ class AttributeReader {
 // One call, as the generated code sees it.
 class Call : public Context, public HostInputs {
  public:
+  const Type* types = nullptr;                              // of the inputs, then of the outputs (Row::types)
   std::span<const Shape* const> input_shapes;               // null where absent
   const void* input(int index) override = 0;                // null where absent
   virtual void* output(int index, const Shape& shape) = 0;  // null where the node does not name it
