@@ -546,7 +546,7 @@ def _attribute(name: str, annotation: Any, default: Any) -> Attribute:
 class Case:
     """Inputs that an operator is afraid of: arrays (or None) by input name, beside the attributes; see testing.py."""
 
-    inputs: Callable[..., Mapping[str, Any]]  # of a numpy.random.Generator
+    inputs: Callable[..., Mapping[str, Any]]  # of a numpy.random.Generator; of a variadic input a list
     attributes: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
 
@@ -562,7 +562,7 @@ class Testing:
         cases: Inputs to test beside the standard ones.
         attributes: Of the standard samples; one that has no default needs a value here.
         samples: How to draw an input, by its name: of a generator, the shape, and the sizes and runs that are bound.
-        sizes: Changes the sizes that the tests have chosen to ones that go together.
+        sizes: Changes the sizes and runs of axes that the tests have chosen to ones that go together.
         bar: Allowed error, by type, in steps of that type's epsilon; 1 for 16-bit types and 8 for wider ones unless given.
             Each one is to say why.
         fixed: Inputs that keep their values when a captured graph is replayed with others (offsets, say).
@@ -573,7 +573,7 @@ class Testing:
     cases: tuple[Case, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[str, Sampler] = field(default_factory=dict)
-    sizes: Callable[[dict[str, int]], dict[str, int]] = dict
+    sizes: Callable[[dict[str, Any]], dict[str, Any]] = dict
     bar: Mapping[str, float] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     terms: Callable[..., Any] | None = None

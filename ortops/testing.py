@@ -105,8 +105,13 @@ def samples(op: Op, types: Mapping[str, str], *, large: bool = False) -> Iterato
     for case in op.testing.cases:
         given = dict(case.inputs(rng))
         inputs = []
-        for formal in op.inputs:
-            value = given.pop(formal.name, None)
+        values = [
+            (formal, value)
+            for formal in op.inputs
+            for given_value in (given.pop(formal.name, None),)
+            for value in ((given_value or ()) if formal.variadic else (given_value,))
+        ]
+        for formal, value in values:
             type_ = types.get(formal.type, formal.type)
             if value is not None and (type_ == "bool") != (np.asarray(value).dtype == bool):
                 break  # the case is for another type of this input: a boolean mask, say, where this one is added
@@ -129,19 +134,18 @@ def _sizes(op: Op, turn: int, large: bool) -> Iterator[dict[str, Any]]:
     plain = [name for name, run in names.items() if not run]
     runs = [name for name, run in names.items() if run]
     for shift in range(4):
-        sizes: dict[str, Any] = op.testing.sizes(
-            {n: SIZES[(i + shift + turn) % len(SIZES)] for i, n in enumerate(plain)}
+        sizes: dict[str, Any] = {n: SIZES[(i + shift + turn) % len(SIZES)] for i, n in enumerate(plain)}
+        yield op.testing.sizes(
+            sizes
+            | {n: RUNS[(i + shift) % len(RUNS)] if n == OUTER or i else RUNS[shift % 2] for i, n in enumerate(runs)}
         )
-        yield sizes | {
-            n: RUNS[(i + shift) % len(RUNS)] if n == OUTER or i else RUNS[shift % 2] for i, n in enumerate(runs)
-        }
     small: dict[str, Any] = {n: 2 + i % 3 for i, n in enumerate(plain)}
     if turn == 0:
         for name in names if large else ():
-            sizes = op.testing.sizes(small | ({} if names[name] else {name: LARGE}))
-            yield sizes | {n: (LARGE,) if n == name else (3,) for n in runs}
+            sizes = small | ({} if names[name] else {name: LARGE})
+            yield op.testing.sizes(sizes | {n: (LARGE,) if n == name else (3,) for n in runs})
         for name in (runs or plain)[:1]:
-            yield op.testing.sizes(small) | dict.fromkeys(runs, (3,)) | {name: (0,) if names[name] else 0}
+            yield op.testing.sizes(small | dict.fromkeys(runs, (3,)) | {name: (0,) if names[name] else 0})
 
 
 def _sample(
