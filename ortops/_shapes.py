@@ -226,6 +226,177 @@ def _axis_of(shape: tuple[Axis, ...], axis: int) -> int:
     return axis % len(shape)
 
 
+def chosen_axes(rank: int, axes: Sequence[int]) -> list[int]:
+    """The attribute `axes`, counted from the front; none given means all."""
+    chosen = [axis + rank if axis < 0 else axis for axis in axes] if axes else list(range(rank))
+    for index, axis in enumerate(chosen):
+        if not 0 <= axis < rank or axis in chosen[:index]:
+            raise ValueError(f"attribute axes: expected distinct axes from {-rank} to {rank - 1}, got {axes[index]}")
+    return chosen
+
+
+#: No tensor is longer. Sums of a few numbers below it fit in 64 bits.
+LONGEST = 2**48
+
+
+def padding(rank: int, pads: Sequence[int], axes: Sequence[int]) -> list[tuple[int, int]]:
+    """What the attributes `pads` and `axes` put before and behind each axis."""
+    chosen = chosen_axes(rank, axes)
+    if len(pads) != 2 * len(chosen):
+        raise ValueError(
+            f"attribute pads: expected {2 * len(chosen)} values, the beginnings of {len(chosen)} axes and then their ends, "
+            f"got {len(pads)}"
+        )
+    result = [(0, 0)] * rank
+    for axis, begin, end in zip(chosen, pads, pads[len(chosen) :], strict=False):
+        if not (abs(begin) < LONGEST and abs(end) < LONGEST):
+            raise ValueError(f"attribute pads: expected values between -2^48 and 2^48, got {begin} and {end}")
+        result[axis] = begin, end
+    return result
+
+
+def check_padding(size: int, begin: int, end: int, axis: int, mode: str) -> None:
+    """Raises ValueError where an axis of that size cannot be cropped and padded so."""
+    kept = size + min(begin, 0) + min(end, 0)
+    if kept < 0:
+        raise ValueError(
+            f"attribute pads: expected to crop at most the {size} elements of axis {axis}, got {begin} and {end}"
+        )
+    most = {"reflect": max(kept - 1, 0), "circular": kept, "replicate": LONGEST if kept else 0}.get(mode, LONGEST)
+    if max(begin, end) > most:
+        raise ValueError(
+            f"attribute pads: expected at most {most} elements by mode {mode} on each side of axis {axis}, of which {kept} "
+            f"elements are kept, got {max(begin, end)}"
+        )
+
+
+def padded(shape: tuple[Axis, ...], *, pads: Sequence[int], axes: Sequence[int], mode: str) -> tuple[Axis, ...]:
+    """A shape with `pads` added: first those before each of the axes, then those behind; negative ones crop."""
+    result: list[Axis] = []
+    for axis, (size, (begin, end)) in enumerate(zip(shape, padding(len(shape), pads, axes), strict=True)):
+        if isinstance(size, int):
+            check_padding(size, begin, end, axis, mode)
+            result.append(size + begin + end)
+        else:
+            result.append(size if begin == end == 0 else None)
+    return tuple(result)
+
+
+def unpadded(shape: tuple[Axis, ...], *, pads: Sequence[int], axes: Sequence[int], mode: str) -> tuple[Axis, ...]:
+    """The shape that becomes this one when it is padded."""
+    result: list[Axis] = []
+    for axis, (size, (begin, end)) in enumerate(zip(shape, padding(len(shape), pads, axes), strict=True)):
+        if isinstance(size, int):
+            if size < begin + end:
+                raise ValueError(
+                    f"attribute pads: expected no more than the {size} elements of axis {axis}, got {begin} and {end}"
+                )
+            check_padding(size - begin - end, begin, end, axis, mode)
+            result.append(size - begin - end)
+        else:
+            result.append(size if begin == end == 0 else None)
+    return tuple(result)
+
+
+def slices(
+    rank: int, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
+) -> list[slice]:
+    """The slice of each axis that the attributes name."""
+    if axes:
+        chosen = chosen_axes(rank, axes)
+    elif len(starts) > rank:
+        raise ValueError(f"attribute starts: expected at most {rank} values, one for each axis, got {len(starts)}")
+    else:
+        chosen = list(range(len(starts)))
+    for name, values in (("starts", starts), ("ends", ends), ("steps", steps)):
+        if len(values) != len(chosen) and (values or name != "steps"):
+            raise ValueError(
+                f"attribute {name}: expected {len(chosen)} values, one for each axis that is sliced, got {len(values)}"
+            )
+    if 0 in steps:
+        raise ValueError("attribute steps: expected steps other than 0")
+    result = [slice(None)] * rank
+    for axis, start, end, step in zip(chosen, starts, ends, steps or [1] * len(chosen), strict=True):
+        result[axis] = slice(start, end, step)
+    return result
+
+
+def sliced(
+    shape: tuple[Axis, ...],
+    *,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int],
+    steps: Sequence[int],
+) -> tuple[Axis, ...]:
+    """The shape of x[start:end:step, ...], by numpy's rules."""
+    return tuple(
+        len(range(*part.indices(size))) if isinstance(size, int) else size if part == slice(None) else None
+        for size, part in zip(shape, slices(len(shape), starts, ends, axes, steps), strict=True)
+    )
+
+
+def unsliced(
+    part: tuple[Axis, ...],
+    shape: tuple[Axis, ...],
+    *,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int],
+    steps: Sequence[int],
+) -> tuple[Axis, ...]:
+    """The shape, of which the first one is to be that slice."""
+    expected = sliced(shape, starts=starts, ends=ends, axes=axes, steps=steps)
+    check_part(part, expected, "of the slice")
+    return shape
+
+
+def check_part(part: tuple[Axis, ...], expected: Sequence[Axis], what: str) -> None:
+    """Raises ValueError where d_y has not that shape."""
+    fits = len(part) == len(expected) and all(
+        a == b for a, b in zip(part, expected, strict=True) if isinstance(a, int) and isinstance(b, int)
+    )
+    if not fits:
+        raise ValueError(f"d_y: expected the shape {what}, {_text(expected)}, got {_text(part)}")
+
+
+def concatenated(inputs: Sequence[tuple[Axis, ...] | None], *, axis: int) -> tuple[Axis, ...] | None:
+    """The shape of the inputs one behind the other along an axis."""
+    if not inputs:
+        raise ValueError("xs: expected at least one input")
+    known = [shape for shape in inputs if shape is not None]
+    if not known:
+        return None
+    rank, axis = len(known[0]), _axis_of(known[0], axis)
+    result: list[Axis] = list(known[0])
+    for shape in known[1:]:
+        fits = len(shape) == rank
+        for i in range(rank if fits else 0):
+            if i != axis and not isinstance(result[i], int) and isinstance(shape[i], int):
+                result[i] = shape[i]
+            fits = fits and (i == axis or shape[i] == result[i] or not isinstance(shape[i], int))
+        if not fits:
+            raise ValueError(
+                f"xs: expected shapes that differ in axis {axis} alone, got {_text(known[0])} and {_text(shape)}"
+            )
+    sizes = [None if shape is None else shape[axis] for shape in inputs]
+    numbers = [size for size in sizes if isinstance(size, int)]
+    result[axis] = sum(numbers) if len(numbers) == len(sizes) else sizes[0] if len(sizes) == 1 else None
+    return tuple(result)
+
+
+def part_of_concatenated(
+    whole: tuple[Axis, ...], inputs: Sequence[tuple[Axis, ...] | None], *, axis: int, index: int
+) -> tuple[Axis, ...] | None:
+    """The shape of one of the inputs, that all together have the first shape."""
+    if not 0 <= index < len(inputs):
+        raise ValueError(f"attribute index: expected the number of an input, from 0 to {len(inputs) - 1}, got {index}")
+    expected = concatenated(inputs, axis=axis)
+    if expected is not None:
+        check_part(whole, expected, "of all inputs together")
+    return inputs[index]
+
+
 def _text(shape: Sequence[Axis]) -> str:
     return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
 

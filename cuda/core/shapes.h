@@ -535,6 +535,219 @@ BasicShape<Size> scatter(const BasicShape<Size>& x, const BasicShape<Size>& part
   return x;
 }
 
+// The attribute `axes`, counted from the front; none given means all. Returns how many there are.
+template <class Attributes>
+int chosen_axes(int rank, const Attributes& a, int (&chosen)[kMaxRank]) {
+  bool taken[kMaxRank] = {};
+  for (int i = 0; i < a.axes.size; ++i) {
+    const int64_t axis = a.axes[i] < 0 ? a.axes[i] + rank : a.axes[i];
+    if (axis < 0 || axis >= rank || taken[axis]) {
+      throw Error("attribute axes: expected distinct axes from " + std::to_string(-rank) + " to " +
+                  std::to_string(rank - 1) + ", got " + std::to_string(a.axes[i]));
+    }
+    taken[axis] = true;
+    chosen[i] = static_cast<int>(axis);
+  }
+  if (a.axes.size) return a.axes.size;
+  for (int axis = 0; axis < rank; ++axis) chosen[axis] = axis;
+  return rank;
+}
+
+// No tensor is longer. Sums of a few numbers below it fit in 64 bits.
+constexpr int64_t kLongest = int64_t(1) << 48;
+
+struct Padding {
+  int64_t begin = 0, end = 0;
+};
+
+// What the attributes `pads` and `axes` put before and behind each axis.
+template <class Attributes>
+void padding(int rank, const Attributes& a, Padding (&result)[kMaxRank]) {
+  int axes[kMaxRank];
+  const int count = chosen_axes(rank, a, axes);
+  if (a.pads.size != 2 * count) {
+    throw Error("attribute pads: expected " + std::to_string(2 * count) + " values, the beginnings of " +
+                std::to_string(count) + " axes and then their ends, got " + std::to_string(a.pads.size));
+  }
+  for (int i = 0; i < count; ++i) {
+    const Padding pads = {a.pads[i], a.pads[i + count]};
+    if (std::min(pads.begin, pads.end) <= -kLongest || std::max(pads.begin, pads.end) >= kLongest) {
+      throw Error("attribute pads: expected values between -2^48 and 2^48, got " + std::to_string(pads.begin) +
+                  " and " + std::to_string(pads.end));
+    }
+    result[axes[i]] = pads;
+  }
+}
+
+// Throws where an axis of that size cannot be cropped and padded so.
+template <class Attributes>
+void check_padding(int64_t size, Padding pads, int axis, const Attributes& a) {
+  using Mode = decltype(a.mode);
+  const int64_t kept = size + std::min<int64_t>(pads.begin, 0) + std::min<int64_t>(pads.end, 0);
+  if (kept < 0) {
+    throw Error("attribute pads: expected to crop at most the " + std::to_string(size) + " elements of axis " +
+                std::to_string(axis) + ", got " + std::to_string(pads.begin) + " and " + std::to_string(pads.end));
+  }
+  const int64_t most = a.mode == Mode::reflect              ? std::max<int64_t>(kept - 1, 0)
+                       : a.mode == Mode::circular           ? kept
+                       : a.mode == Mode::replicate && !kept ? 0
+                                                            : kLongest;
+  if (std::max(pads.begin, pads.end) > most) {
+    throw Error("attribute pads: expected at most " + std::to_string(most) +
+                " elements by this mode on each side of axis " + std::to_string(axis) + ", of which " +
+                std::to_string(kept) + " elements are kept, got " + std::to_string(std::max(pads.begin, pads.end)));
+  }
+}
+
+// A shape with `pads` added: first those before each of the axes, then those behind; negative ones crop.
+template <class Size, class Attributes>
+BasicShape<Size> padded(BasicShape<Size> shape, const Attributes& a) {
+  if (shape.rank < 0) return shape;
+  Padding pads[kMaxRank];
+  padding(shape.rank, a, pads);
+  for (int axis = 0; axis < shape.rank; ++axis) {
+    const auto [begin, end] = pads[axis];
+    if (is_number(shape[axis])) check_padding(number(shape[axis]), pads[axis], axis, a);
+    if (begin || end) {
+      shape.dims[axis] = compute<Size>([&](int64_t size) { return size + begin + end; }, shape[axis]);
+    }
+  }
+  return shape;
+}
+
+// The shape that becomes this one when it is padded.
+template <class Size, class Attributes>
+BasicShape<Size> unpadded(BasicShape<Size> shape, const Attributes& a) {
+  if (shape.rank < 0) return shape;
+  Padding pads[kMaxRank];
+  padding(shape.rank, a, pads);
+  for (int axis = 0; axis < shape.rank; ++axis) {
+    const auto [begin, end] = pads[axis];
+    if (is_number(shape[axis])) {
+      const int64_t size = number(shape[axis]);
+      if (size < begin + end) {
+        throw Error("attribute pads: expected no more than the " + std::to_string(size) + " elements of axis " +
+                    std::to_string(axis) + ", got " + std::to_string(begin) + " and " + std::to_string(end));
+      }
+      check_padding(size - begin - end, pads[axis], axis, a);
+    }
+    if (begin || end) {
+      shape.dims[axis] = compute<Size>([&](int64_t size) { return size - begin - end; }, shape[axis]);
+    }
+  }
+  return shape;
+}
+
+// x[start], x[start + step], ...: `count` elements of an axis.
+struct Slice {
+  int64_t start = 0, step = 1, count = 0;
+};
+
+// start:end:step of an axis, by numpy's rules.
+constexpr Slice slice(int64_t size, int64_t start, int64_t end, int64_t step) {
+  const int64_t low = step < 0 ? -1 : 0, high = step < 0 ? size - 1 : size;
+  start = start < 0 ? std::max(start + size, low) : std::min(start, high);
+  end = end < 0 ? std::max(end + size, low) : std::min(end, high);
+  const int64_t span = step < 0 ? start - end : end - start;
+  const uint64_t stride = step < 0 ? 0 - uint64_t(step) : uint64_t(step);
+  return {start, step, span > 0 ? int64_t(uint64_t(span - 1) / stride) + 1 : 0};
+}
+
+// Calls f(axis, start, end, step) for each axis that is sliced.
+template <class Attributes, class F>
+void for_slices(int rank, const Attributes& a, F&& f) {
+  int axes[kMaxRank];
+  int count = a.starts.size;
+  if (a.axes.size) {
+    count = chosen_axes(rank, a, axes);
+  } else if (count > rank) {
+    throw Error("attribute starts: expected at most " + std::to_string(rank) + " values, one for each axis, got " +
+                std::to_string(count));
+  } else {
+    for (int axis = 0; axis < count; ++axis) axes[axis] = axis;
+  }
+  const auto check = [&](const char* name, int size) {
+    if (size == count) return;
+    throw Error(std::string("attribute ") + name + ": expected " + std::to_string(count) +
+                " values, one for each axis that is sliced, got " + std::to_string(size));
+  };
+  check("starts", a.starts.size);
+  check("ends", a.ends.size);
+  if (a.steps.size) check("steps", a.steps.size);
+  for (int i = 0; i < a.steps.size; ++i) {
+    if (a.steps[i] == 0) throw Error("attribute steps: expected steps other than 0");
+  }
+  for (int i = 0; i < count; ++i) f(axes[i], a.starts[i], a.ends[i], a.steps.size ? a.steps[i] : 1);
+}
+
+// The shape of x[start:end:step, ...], by numpy's rules.
+template <class Size, class Attributes>
+BasicShape<Size> sliced(BasicShape<Size> shape, const Attributes& a) {
+  if (shape.rank < 0) return shape;
+  for_slices(shape.rank, a, [&](int axis, int64_t start, int64_t end, int64_t step) {
+    const auto length = [&](int64_t size) { return slice(size, start, end, step).count; };
+    shape.dims[axis] = compute<Size>(length, shape[axis]);
+  });
+  return shape;
+}
+
+// Throws where d_y has not the shape that is expected.
+template <class Size>
+void check_part(const BasicShape<Size>& part, const BasicShape<Size>& expected, const char* what) {
+  if (part.rank < 0 || expected.rank < 0) return;
+  bool fits = part.rank == expected.rank;
+  for (int i = 0; fits && i < part.rank; ++i) {
+    fits = !is_number(part[i]) || !is_number(expected[i]) || number(part[i]) == number(expected[i]);
+  }
+  if (!fits)
+    throw Error(std::string("d_y: expected the shape ") + what + ", " + text(expected) + ", got " + text(part));
+}
+
+// The shape, of which the first one is to be that slice.
+template <class Size, class Attributes>
+BasicShape<Size> unsliced(const BasicShape<Size>& part, const BasicShape<Size>& shape, const Attributes& a) {
+  check_part(part, sliced(shape, a), "of the slice");
+  return shape;
+}
+
+// The shape of the inputs one behind the other along an axis.
+template <class Size, class Attributes>
+BasicShape<Size> concatenated(const std::vector<BasicShape<Size>>& inputs, const Attributes& a) {
+  if (inputs.empty()) throw Error("xs: expected at least one input");
+  const auto known = std::find_if(inputs.begin(), inputs.end(), [](const auto& shape) { return shape.rank >= 0; });
+  if (known == inputs.end()) return unset_run<Size>();
+  BasicShape<Size> result = *known;
+  const int axis = axis_of(result, a.axis);
+  for (const auto& shape : inputs) {
+    if (&shape == &*known) continue;
+    bool fits = shape.rank < 0 || shape.rank == result.rank;
+    for (int i = 0; fits && i < shape.rank; ++i) {
+      if (i == axis || !is_number(shape[i])) continue;
+      if (!is_number(result[i])) result.dims[i] = shape[i];
+      fits = number(result[i]) == number(shape[i]);
+    }
+    if (!fits) {
+      throw Error("xs: expected shapes that differ in axis " + std::to_string(axis) + " alone, got " + text(*known) +
+                  " and " + text(shape));
+    }
+    const Size beside = shape.rank < 0 ? unset<Size>() : shape[axis];
+    result.dims[axis] = compute<Size>([](int64_t a, int64_t b) { return a + b; }, result[axis], beside);
+  }
+  return result;
+}
+
+// The shape of one of the inputs, that all together have the first shape.
+template <class Size, class Attributes>
+BasicShape<Size> part_of_concatenated(const BasicShape<Size>& whole, const std::vector<BasicShape<Size>>& inputs,
+                                      const Attributes& a) {
+  if (a.index < 0 || a.index >= static_cast<int64_t>(inputs.size())) {
+    throw Error("attribute index: expected the number of an input, from 0 to " + std::to_string(inputs.size()) +
+                " (not included), got " + std::to_string(a.index));
+  }
+  check_part(whole, concatenated(inputs, a), "of all inputs together");
+  return inputs[a.index];
+}
+
 }  // namespace shapes
 
 }  // namespace ortops

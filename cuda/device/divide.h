@@ -26,6 +26,27 @@ struct Divisor {
   }
 };
 
+// Divides numbers below 2^63.
+struct WideDivisor {
+  uint64_t divisor = 1, multiplier = 1;
+  uint32_t shift = 0;
+
+  WideDivisor() = default;
+  explicit WideDivisor(int64_t by) : divisor(by) {
+    while ((uint64_t(1) << shift) < divisor) ++shift;
+    const auto excess = static_cast<unsigned __int128>((uint64_t(1) << shift) - divisor) << 64;
+    multiplier = static_cast<uint64_t>(excess / divisor + 1);
+  }
+
+  ORTOPS_HOST_DEVICE uint64_t quotient(uint64_t n) const {
+#ifdef __CUDA_ARCH__
+    return (__umul64hi(n, multiplier) + n) >> shift;
+#else
+    return (static_cast<uint64_t>(static_cast<unsigned __int128>(n) * multiplier >> 64) + n) >> shift;
+#endif
+  }
+};
+
 // A Walk over fewer than 2^31 elements.
 struct FastWalk {
   int rank = 0;
