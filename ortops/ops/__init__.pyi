@@ -13,11 +13,15 @@ Tensor = Value | np.ndarray
 
 __all__ = [
     "broadcast_to",
+    "concatenate",
+    "concatenate_gradient",
+    "constant_pad",
     "embedding",
     "identity",
     "layer_norm",
     "linear",
     "packed_qkv_attention",
+    "pad_gradient",
     "permute",
     "rms_norm",
     "scaled_dot_product_attention",
@@ -25,6 +29,8 @@ __all__ = [
     "scatter_add_gradient",
     "select_top_k",
     "sequence_pool",
+    "strided_slice",
+    "strided_slice_gradient",
     "sum_to_size",
     "take",
     "take_along_axis",
@@ -44,6 +50,47 @@ def broadcast_to(
 
     As ONNX's Expand, a size of 1 in `shape` keeps the size that x has there, and `shape` may have fewer axes than x. An axis
     of size 1 may be broadcast to size 0. A negative size is an error. At most 16 axes.
+    """
+
+def concatenate(
+    *xs: Tensor,
+    axis: int,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Puts tensors behind each other along an axis.
+
+    Any number of them from one on, of one rank and of sizes that differ in that axis alone. A negative axis counts from the end.
+    """
+
+def concatenate_gradient(
+    d_y: Tensor,
+    *xs: Tensor,
+    axis: int,
+    index: int,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """The gradient of one input of Concatenate: its part of d_y.
+
+    Of the inputs only the shapes are read; `index` says which one it is.
+    """
+
+def constant_pad(
+    x: Tensor,
+    *,
+    pads: Sequence[int],
+    axes: Sequence[int] = (),
+    mode: Literal["constant", "reflect", "replicate", "circular"] = "constant",
+    value: float = 0.0,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Pads or crops the axes of x: with a value, or with elements of x.
+
+    `pads` is in ONNX's order: what goes before each of `axes` (none given: all axes), then what goes behind each. Negative pads
+    crop, before anything is added. Modes: "constant" adds `value`; "reflect" mirrors at the first and last element, fewer than
+    the axis has; "replicate" repeats them; "circular" goes on at the other end, at most once around. Cropping more than there
+    is, or a pad too long for its mode, is an error; a result without elements is none. `value` is a float32 that is converted to
+    the type of x: rounded for floats; for integers toward zero, and the type's least or greatest if it is beyond those (so an
+    integer above 2^24 is exact only where float32 can hold it); for bool, whether it is not 0.
     """
 
 def embedding(
@@ -115,6 +162,19 @@ def packed_qkv_attention(
     That is what one Linear writes for all three, its result [B, S, (heads + 2 kv_heads) D] seen as [B, S, heads + 2 kv_heads, D]:
     they are read where they lie. Mask, scale and limits are those of ScaledDotProductAttention, here with as many keys as
     queries; with `causal` position i sees the positions up to i. kv_heads divides heads.
+    """
+
+def pad_gradient(
+    d_y: Tensor,
+    *,
+    pads: Sequence[int],
+    axes: Sequence[int] = (),
+    mode: Literal["reflect", "replicate", "circular"],
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """The gradient of ConstantPad in the modes other than "constant": each element's own and those of its copies, summed.
+
+    What was cropped gets zeros. The sum is in float32 (float64 for that type), in a fixed order.
     """
 
 def permute(
@@ -225,6 +285,37 @@ def sequence_pool(
 
     `normalize` then divides the vector by its Euclidean length (at least 1e-12, as torch.nn.functional.normalize has it). A
     sequence of which nothing is kept gives zeros. (Reimers & Gurevych, 2019, for the mean)
+    """
+
+def strided_slice(
+    x: Tensor,
+    *,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] = (),
+    steps: Sequence[int] = (),
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Takes every step-th element of each axis, from start until before end, by the rules of numpy's x[start:end:step].
+
+    Without `axes` the first axes are meant, without `steps` each is 1. A negative start or end counts from the end of its axis, and
+    what lies outside is moved to the nearest end, so that 2^63-1 means the end and, for a negative step, -2^63 the place before
+    the first element. A slice that holds nothing has no elements. A step of 0 is an error.
+    """
+
+def strided_slice_gradient(
+    d_y: Tensor,
+    x: Tensor,
+    *,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] = (),
+    steps: Sequence[int] = (),
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """The gradient of StridedSlice: d_y put back into place, and zeros elsewhere.
+
+    Of x only the shape is read.
     """
 
 def sum_to_size(
