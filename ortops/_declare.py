@@ -563,6 +563,8 @@ class Testing:
         attributes: Of the standard samples; one that has no default needs a value here.
         samples: How to draw an input, by its name: of a generator, the shape, and the sizes and runs that are bound.
         sizes: Changes the sizes and runs of axes that the tests have chosen to ones that go together.
+        accepts: Whether the operator takes a standard sample, of the inputs by name (None: absent) and the attributes; where
+            some inputs and attributes exclude each other.
         bar: Allowed error, by type, in steps of that type's epsilon; 1 for 16-bit types and 8 for wider ones unless given.
             Each one is to say why.
         fixed: Inputs that keep their values when a captured graph is replayed with others (offsets, say).
@@ -574,6 +576,7 @@ class Testing:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[str, Sampler] = field(default_factory=dict)
     sizes: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    accepts: Callable[[Mapping[str, np.ndarray | None], Mapping[str, Any]], bool] = lambda inputs, attributes: True
     bar: Mapping[str, float] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     terms: Callable[..., Any] | None = None

@@ -92,7 +92,7 @@ def samples(op: Op, types: Mapping[str, str], *, large: bool = False) -> Iterato
     for turn, attributes in enumerate(varied):
         for present in dict.fromkeys([tuple(options), (), *((option,) for option in options)]):
             for sizes in _sizes(op, turn, large):
-                yield _sample(
+                sample = _sample(
                     op,
                     types,
                     rng,
@@ -102,6 +102,9 @@ def samples(op: Op, types: Mapping[str, str], *, large: bool = False) -> Iterato
                     everything if present == tuple(options) else required,
                     f"{turn}",
                 )
+                inputs_by_name = {f.name: a for f, a in zip(op.inputs, sample.inputs, strict=False)}
+                if op.testing.accepts(inputs_by_name, {**defaults, **sample.attributes}):
+                    yield sample
     for case in op.testing.cases:
         given = dict(case.inputs(rng))
         inputs = []
