@@ -41,12 +41,17 @@ IndexReport::IndexReport(Context& context) : context_(context) {
   ORTOPS_CUDA_CHECK(cudaMemsetAsync(device_, 0, 2 * sizeof(int64_t), stream_of(context)));
 }
 
-void IndexReport::check(const char* input, int64_t size) const {
-  if (!device_) return;
+std::optional<int64_t> IndexReport::read() const {
+  if (!device_) return {};
   int64_t report[2] = {};
   ORTOPS_CUDA_CHECK(cudaMemcpyAsync(report, device_, sizeof(report), cudaMemcpyDeviceToHost, stream_of(context_)));
   ORTOPS_CUDA_CHECK(cudaStreamSynchronize(stream_of(context_)));
-  if (report[0]) throw_index_error(input, report[1], size);
+  if (!report[0]) return {};
+  return report[1];
+}
+
+void IndexReport::check(const char* input, int64_t size) const {
+  if (const std::optional<int64_t> index = read()) throw_index_error(input, *index, size);
 }
 
 }  // namespace ortops

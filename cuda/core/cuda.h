@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -59,6 +60,7 @@ class IndexReport {
  public:
   explicit IndexReport(Context& context);
   int64_t* device() const { return device_; }
+  std::optional<int64_t> read() const;  // waits
   void check(const char* input, int64_t size) const;
 
  private:
