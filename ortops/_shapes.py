@@ -134,6 +134,23 @@ def top_k(shape: tuple[Axis, ...], count: Sequence[Axis], *, k: int | None, axis
     return tuple(taken if at == axis % rank else same for at, same in enumerate(shape))
 
 
+def bags(indices: tuple[Axis, ...], offsets: Axis, *, include_last_offset: bool) -> tuple[Axis, ...]:
+    """How many bags there are: the rows of a matrix of indices, or one for each offset."""
+    if len(indices) == 2:
+        if offsets is not None:
+            raise ValueError("offsets: expected none, as indices of rank 2 have a bag a row")
+        return indices[:1]
+    if len(indices) != 1:
+        raise ValueError(f"indices: expected rank 1 (with offsets) or 2, got rank {len(indices)}")
+    if not isinstance(offsets, int):
+        return (None if include_last_offset else offsets,)
+    if offsets < include_last_offset:
+        raise ValueError(
+            "offsets: expected at least one, as include_last_offset has the last one end the last bag, got none"
+        )
+    return (offsets - include_last_offset,)
+
+
 def broadcast(inputs: Sequence[tuple[Axis, ...] | None]) -> tuple[Axis, ...] | None:
     """The shape that all the shapes broadcast to (numpy's rule)."""
     if any(shape is None for shape in inputs):

@@ -385,6 +385,33 @@ BasicShape<Size> top_k(const BasicShape<Size>& shape, const BasicShape<Size>& co
   return result;
 }
 
+// How many bags there are: the rows of a matrix of indices, or one for each offset.
+template <class Size, class Attributes>
+BasicShape<Size> bags(const BasicShape<Size>& indices, const Size& offsets, const Attributes& a) {
+  if (indices.rank < 0) return indices;
+  BasicShape<Size> result;
+  result.rank = 1;
+  if (indices.rank == 2) {
+    if (is_set(offsets)) throw Error("offsets: expected none, as indices of rank 2 have a bag a row");
+    result.dims[0] = indices[0];
+    return result;
+  }
+  if (indices.rank != 1) {
+    throw Error("indices: expected rank 1 (with offsets) or 2, got rank " + std::to_string(indices.rank));
+  }
+  if (is_number(offsets)) {
+    if (number(offsets) < a.include_last_offset) {
+      throw Error("offsets: expected at least one, as include_last_offset has the last one end the last bag, got none");
+    }
+    result.dims[0] = compute<Size>([&](int64_t count) { return count - a.include_last_offset; }, offsets);
+  } else if (std::is_same_v<Size, int64_t>) {
+    throw Error("offsets: missing; indices of rank 1 need them, to say where each bag begins");
+  } else {
+    result.dims[0] = a.include_last_offset ? unset<Size>() : offsets;
+  }
+  return result;
+}
+
 // The shape that all the shapes broadcast to (numpy's rule).
 template <class Size, class Attributes>
 BasicShape<Size> broadcast(const std::vector<BasicShape<Size>>& inputs, const Attributes&) {

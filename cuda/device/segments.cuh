@@ -47,10 +47,10 @@ struct RowThreads {
   int tiles;  // of a row
   dim3 block;
 
-  explicit RowThreads(int64_t vectors, int threads = SegmentTuning::kThreads) {
-    tiles = narrow((vectors + threads - 1) / threads);
+  explicit RowThreads(int64_t vectors, int most_columns = SegmentTuning::kThreads) {
+    tiles = narrow((vectors + most_columns - 1) / most_columns);
     const int columns = narrow((vectors + tiles - 1) / tiles);
-    block = dim3(columns, std::max(1, threads / columns));
+    block = dim3(columns, SegmentTuning::kThreads / columns);
   }
 };
 
@@ -166,8 +166,9 @@ __device__ __forceinline__ void add_partials(Vector<float, N>& total, const floa
                                              int64_t width, int64_t column) {
 #pragma unroll 4
   for (int i = begin; i < end; ++i) {
+    const Vector<float, N> sum = load<N>(sums + i * width + column);
 #pragma unroll
-    for (int k = 0; k < N; ++k) total[k] = Combine()(total[k], sums[i * width + column + k]);
+    for (int k = 0; k < N; ++k) total[k] = Combine()(total[k], sum[k]);
   }
 }
 
@@ -205,8 +206,7 @@ __global__ void __launch_bounds__(SegmentTuning::kThreads)
       if (column >= width) continue;
       Vector<float, N> total = identity<N, Combine>();
       add_segment<Combine>(total, segments, source, partials, level, begin, end, width, column);
-#pragma unroll
-      for (int k = 0; k < N; ++k) partials.sums[level][chunk * width + column + k] = total[k];
+      store(partials.sums[level] + chunk * width + column, total);
     }
   }
 }

@@ -1,0 +1,365 @@
+// EmbeddingBag and its gradients on the CPU.
+//
+// Forward, the bags are shared out among the threads. Rows are added four at a time, so that the sum is read and
+// written once for four of them, and the rows of indices to come are fetched ahead, which is most of the time where the
+// table is larger than the caches.
+//
+// The table's gradient goes the other way: the positions are sorted by their row (by counting), and the rows of the
+// table are shared out. Each is then summed in one place and in the order of the positions, whatever the number of
+// threads.
+#include "ops/bag/bags.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "device/arrays.h"
+#include "device/index.h"
+#include "gen/bag.h"
+
+namespace ortops {
+namespace {
+
+constexpr int64_t kColumns = 512;  // that are summed at a time
+constexpr int kRows = 4;           // that are added at a time
+constexpr int64_t kAhead = 8;      // positions whose rows are fetched before their turn
+constexpr int64_t kGrain = 16384;  // elements worth a thread's while
+constexpr int64_t kLine = 64;      // bytes of a cache line
+
+// total += the sum of rows[r] * factors[r]
+template <class T, class C = Compute<T>>
+ORTOPS_INLINE void add_rows_of(const T* const* rows, const C* factors, C* total, int64_t count) {
+  const T *a = rows[0], *b = rows[1], *c = rows[2], *d = rows[3];
+  const C fa = factors[0], fb = factors[1], fc = factors[2], fd = factors[3];
+  for (int64_t i = 0; i < count; ++i) {
+    total[i] += (to_compute(a[i]) * fa + to_compute(b[i]) * fb) + (to_compute(c[i]) * fc + to_compute(d[i]) * fd);
+  }
+}
+ORTOPS_CLONES void add_rows(const float* const* rows, const float* factors, float* total, int64_t count) {
+  add_rows_of(rows, factors, total, count);
+}
+ORTOPS_CLONES void add_rows(const double* const* rows, const double* factors, double* total, int64_t count) {
+  add_rows_of(rows, factors, total, count);
+}
+ORTOPS_CLONES void add_rows(const bfloat16* const* rows, const float* factors, float* total, int64_t count) {
+  add_rows_of(rows, factors, total, count);
+}
+void add_rows(const float16* const* rows, const float* factors, float* total, int64_t count) {
+  float wide[kRows][kColumns];
+  const float* wide_rows[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    widen(rows[r], wide[r], count);
+    wide_rows[r] = wide[r];
+  }
+  add_rows(wide_rows, factors, total, count);
+}
+
+// best = the greater of the two, or the first NaN; winner = its position.
+template <class C>
+ORTOPS_INLINE void take_greater_of(const C* row, int32_t position, C* best, int32_t* winner, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const bool keep = best[i] >= row[i] || best[i] != best[i];
+    best[i] = keep ? best[i] : row[i];
+    winner[i] = keep ? winner[i] : position;
+  }
+}
+ORTOPS_CLONES void take_greater(const float* row, int32_t position, float* best, int32_t* winner, int64_t count) {
+  take_greater_of(row, position, best, winner, count);
+}
+ORTOPS_CLONES void take_greater(const double* row, int32_t position, double* best, int32_t* winner, int64_t count) {
+  take_greater_of(row, position, best, winner, count);
+}
+
+// total += d where `winner` is the position
+template <class C>
+ORTOPS_INLINE void add_won_of(const C* d, const int32_t* winner, int32_t position, C* total, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) total[i] += winner[i] == position ? d[i] : C(0);
+}
+ORTOPS_CLONES void add_won(const float* d, const int32_t* winner, int32_t position, float* total, int64_t count) {
+  add_won_of(d, winner, position, total, count);
+}
+ORTOPS_CLONES void add_won(const double* d, const int32_t* winner, int32_t position, double* total, int64_t count) {
+  add_won_of(d, winner, position, total, count);
+}
+
+template <class C>
+ORTOPS_INLINE C dot_of(const C* a, const C* b, int64_t count) {
+  constexpr int kLanes = 32;  // sums side by side, which a loop over them makes vectors of
+  C lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j];
+  }
+  for (int j = 0; i < count; ++i, ++j) lanes[j] += a[i] * b[i];
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    for (int j = 0; j < step; ++j) lanes[j] += lanes[j + step];
+  }
+  return lanes[0];
+}
+ORTOPS_CLONES float dot(const float* a, const float* b, int64_t count) { return dot_of(a, b, count); }
+ORTOPS_CLONES double dot(const double* a, const double* b, int64_t count) { return dot_of(a, b, count); }
+
+// Rows are handed over one by one, and added four at a time.
+template <class T>
+class Adder {
+ public:
+  using C = Compute<T>;
+
+  Adder(C* total, int64_t count) : total_(total), count_(count) { std::fill_n(total, count, C(0)); }
+  void add(const T* row, C factor) {
+    rows_[waiting_] = row;
+    factors_[waiting_] = factor;
+    if (++waiting_ == kRows) flush();
+  }
+  void finish() {
+    if (waiting_ == 0) return;
+    static constexpr T kZeros[kColumns] = {};
+    for (int r = waiting_; r < kRows; ++r) {
+      rows_[r] = kZeros;
+      factors_[r] = C(0);
+    }
+    flush();
+  }
+
+ private:
+  void flush() {
+    add_rows(rows_, factors_, total_, count_);
+    waiting_ = 0;
+  }
+
+  const T* rows_[kRows];
+  C factors_[kRows];
+  int waiting_ = 0;
+  C* total_;
+  int64_t count_;
+};
+
+template <class T>
+void fetch(const T* row, int64_t count) {
+  for (int64_t byte = 0; byte < count * int64_t(sizeof(T)); byte += kLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(row) + byte);
+  }
+}
+
+template <class I>
+void check_offsets(const Bags<I>& bags) {
+  for (int64_t place = 0; bags.offsets && place < bags.offset_count; ++place) {
+    if (bags.is_valid(place)) continue;
+    const std::string before = place ? " after " + std::to_string(bags.offsets[place - 1]) : "";
+    throw Error(valid_offset(place, bags.positions) + ", got " + std::to_string(bags.offsets[place]) + before);
+  }
+}
+
+// The indices of a table, as rows of it.
+template <class I>
+struct Rows {
+  const I* indices;
+  int64_t rows;
+  int64_t padding;
+
+  int64_t operator[](int64_t position) const {
+    const int64_t index = indices[position];
+    if (index < -rows || index >= rows) throw_index_error("indices", index, rows);
+    return index < 0 ? index + rows : index;
+  }
+  bool is_padding(int64_t row) const { return row == padding; }
+
+  // Fetches what is wanted of the row of a position that comes later, if there is one.
+  template <class T>
+  void fetch_ahead(int64_t position, int64_t end, const T* table, int64_t width, int64_t count) const {
+    if (position >= end) return;
+    const int64_t index = indices[position];
+    if (index >= -rows && index < rows) fetch(table + (index < 0 ? index + rows : index) * width, count);
+  }
+};
+
+// The maxima of some columns of a bag, and their positions counted from the bag's begin (-1: an empty bag, zeros).
+template <class T, class I>
+void maximum(const Bags<I>& bags, const Rows<I>& rows, int64_t bag, int64_t last, const T* table, int64_t width,
+             int64_t count, Compute<T>* best, int32_t* winner) {
+  const int64_t begin = bags.begin(bag), end = bags.end(bag);
+  if (end - begin > std::numeric_limits<int32_t>::max()) throw Error("indices: a bag of more than 2147483647");
+  bool empty = true;
+  Compute<T> wide[kColumns];
+  for (int64_t position = begin; position < end; ++position) {
+    rows.fetch_ahead(position + kAhead, last, table, width, count);
+    const int64_t row = rows[position];
+    if (rows.is_padding(row)) continue;
+    if (empty) {
+      widen(table + row * width, best, count);
+      std::fill_n(winner, count, static_cast<int32_t>(position - begin));
+      empty = false;
+      continue;
+    }
+    widen(table + row * width, wide, count);
+    take_greater(wide, static_cast<int32_t>(position - begin), best, winner, count);
+  }
+  if (empty) {
+    std::fill_n(best, count, Compute<T>(0));
+    std::fill_n(winner, count, -1);
+  }
+}
+
+template <class F>
+void for_columns(int64_t width, F&& f) {
+  for (int64_t begin = 0; begin < width; begin += kColumns) f(begin, std::min(kColumns, width - begin));
+}
+
+// How many of `count` items, which have `total` rows of `width` in all, are worth a thread's while.
+int64_t grain(int64_t count, int64_t total, int64_t width) {
+  return std::max<int64_t>(1, kGrain / (width * (total / std::max<int64_t>(1, count) + 1)));
+}
+
+}  // namespace
+
+template <class I, class T>
+void embedding_bag_cpu(const EmbeddingBagArgs<I, T>& a, Context& context) {
+  using C = Compute<T>;
+  const Bags<I> bags = bags_of(a);
+  const BagMode mode = bag_mode(a);
+  const Rows<I> rows = {a.indices, a.V, padding_row(a)};
+  check_offsets(bags);
+  context.parallel_for(bags.count, grain(bags.count, bags.positions, a.D), [&](int64_t first, int64_t behind) {
+    const int64_t last = bags.end(behind - 1);
+    for (int64_t bag = first; bag < behind; ++bag) {
+      const int64_t begin = bags.begin(bag), end = bags.end(bag);
+      for_columns(a.D, [&](int64_t column, int64_t count) {
+        C total[kColumns];
+        if (mode == BagMode::max) {
+          int32_t winner[kColumns];
+          maximum(bags, rows, bag, last, a.table + column, a.D, count, total, winner);
+        } else {
+          Adder<T> adder(total, count);
+          int64_t kept = 0;
+          for (int64_t position = begin; position < end; ++position) {
+            rows.fetch_ahead(position + kAhead, last, a.table + column, a.D, count);
+            const int64_t row = rows[position];
+            if (rows.is_padding(row)) continue;
+            adder.add(a.table + row * a.D + column, a.weights ? to_compute(a.weights[position]) : C(1));
+            ++kept;
+          }
+          adder.finish();
+          if (mode == BagMode::mean && kept > 1) {
+            for (int64_t i = 0; i < count; ++i) total[i] /= C(kept);
+          }
+        }
+        narrow(total, a.y + bag * a.D + column, count);
+      });
+    }
+  });
+}
+
+template <class I, class T>
+void embedding_bag_gradient_cpu(const EmbeddingBagGradientArgs<I, T>& a, Context& context) {
+  using C = Compute<T>;
+  const Bags<I> bags = bags_of(a);
+  const BagMode mode = bag_mode(a);
+  const Rows<I> rows = {a.indices, a.V, padding_row(a)};
+  check_offsets(bags);
+  check_bags(bags, a.B);
+  const auto allocate = [&](int64_t count, auto element) {
+    return static_cast<decltype(element)*>(context.scratch(std::max<int64_t>(1, count) * sizeof(element)));
+  };
+
+  // The positions sorted by their row: those of row r are from starts[r] to starts[r + 1].
+  int64_t* starts = allocate(a.V + 2, int64_t());
+  int64_t* bag_of = allocate(bags.positions, int64_t());
+  int64_t* sorted = allocate(bags.positions, int64_t());
+  C* factors = mode == BagMode::mean ? allocate(bags.count, C()) : nullptr;
+  std::fill_n(starts, a.V + 2, 0);
+  for (int64_t bag = 0; bag < bags.count; ++bag) {
+    int64_t kept = 0;
+    for (int64_t position = bags.begin(bag); position < bags.end(bag); ++position) {
+      const int64_t row = rows[position];
+      bag_of[position] = bag;
+      if (rows.is_padding(row)) continue;
+      ++starts[row + 2];
+      ++kept;
+    }
+    if (factors) factors[bag] = C(1) / C(std::max<int64_t>(1, kept));
+  }
+  const int64_t last = bags.count ? bags.end(bags.count - 1) : 0;
+  for (int64_t position = last; position < bags.positions; ++position) rows[position];  // in no bag, but to be valid
+  for (int64_t row = 2; row < a.V + 2; ++row) starts[row] += starts[row - 1];
+  for (int64_t position = 0; position < last; ++position) {
+    const int64_t row = rows[position];
+    if (!rows.is_padding(row)) sorted[starts[row + 1]++] = position;
+  }
+
+  int32_t* winners = nullptr;
+  if (mode == BagMode::max) {
+    winners = allocate(bags.count * a.D, int32_t());
+    context.parallel_for(bags.count, grain(bags.count, bags.positions, a.D), [&](int64_t first, int64_t behind) {
+      C best[kColumns];
+      for (int64_t bag = first; bag < behind; ++bag) {
+        for_columns(a.D, [&](int64_t column, int64_t count) {
+          maximum(bags, rows, bag, bags.end(behind - 1), a.table + column, a.D, count, best,
+                  winners + bag * a.D + column);
+        });
+      }
+    });
+  }
+
+  context.parallel_for(a.V, grain(a.V, last, a.D), [&](int64_t first, int64_t behind) {
+    C total[kColumns], wide[kColumns];
+    for (int64_t row = first; row < behind; ++row) {
+      T* d_row = a.d_table + row * a.D;
+      if (starts[row] == starts[row + 1]) {
+        std::memset(d_row, 0, a.D * sizeof(T));
+        continue;
+      }
+      for_columns(a.D, [&](int64_t column, int64_t count) {
+        Adder<T> adder(total, count);
+        for (int64_t i = starts[row]; i < starts[row + 1]; ++i) {
+          const int64_t position = sorted[i], bag = bag_of[position];
+          const T* d = a.d_y + bag * a.D + column;
+          if (winners) {
+            widen(d, wide, count);
+            add_won(wide, winners + bag * a.D + column, static_cast<int32_t>(position - bags.begin(bag)), total, count);
+          } else {
+            adder.add(d, a.weights ? to_compute(a.weights[position]) : factors ? factors[bag] : C(1));
+          }
+        }
+        adder.finish();
+        narrow(total, d_row + column, count);
+      });
+    }
+  });
+}
+
+template <class I, class T>
+void embedding_bag_weights_gradient_cpu(const EmbeddingBagWeightsGradientArgs<I, T>& a, Context& context) {
+  using C = Compute<T>;
+  const Bags<I> bags = bags_of(a);
+  const Rows<I> rows = {a.indices, a.V, padding_row(a)};
+  check_offsets(bags);
+  check_bags(bags, a.B);
+  const int64_t last = bags.count ? bags.end(bags.count - 1) : 0;
+  for (int64_t position = last; position < bags.positions; ++position) {
+    rows[position];
+    a.d_weights[position] = from_compute<T>(0);
+  }
+  context.parallel_for(bags.count, grain(bags.count, bags.positions, a.D), [&](int64_t first, int64_t behind) {
+    C d[kColumns], values[kColumns];
+    const int64_t fetched = bags.end(behind - 1);
+    for (int64_t bag = first; bag < behind; ++bag) {
+      int64_t held = -1;  // the columns of d_y that d holds
+      for (int64_t position = bags.begin(bag); position < bags.end(bag); ++position) {
+        rows.fetch_ahead(position + kAhead, fetched, a.table, a.D, std::min(a.D, kColumns));
+        const int64_t row = rows[position];
+        C sum = 0;
+        if (!rows.is_padding(row)) {
+          for_columns(a.D, [&](int64_t column, int64_t count) {
+            if (held != column) widen(a.d_y + bag * a.D + column, d, count);
+            held = column;
+            widen(a.table + row * a.D + column, values, count);
+            sum += dot(d, values, count);
+          });
+        }
+        a.d_weights[position] = from_compute<T>(sum);
+      }
+    }
+  });
+}
+
+}  // namespace ortops
