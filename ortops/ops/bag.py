@@ -111,7 +111,7 @@ def accepts(inputs: Inputs, attributes: Mapping[str, Any]) -> bool:
     return d_y is None or len(d_y) == bags
 
 
-def bag_sizes(sizes: dict[str, int]) -> dict[str, int]:
+def bag_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
     """A row of d_y for each bag; and not so few rows that a sum is of the same terms over and over, and of their rounding."""
     return sizes | {"V": max(33, sizes["V"])} | ({"O": sizes["B"]} if "B" in sizes else {})
 
