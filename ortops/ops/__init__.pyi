@@ -17,6 +17,9 @@ __all__ = [
     "concatenate_gradient",
     "constant_pad",
     "embedding",
+    "embedding_bag",
+    "embedding_bag_gradient",
+    "embedding_bag_weights_gradient",
     "identity",
     "layer_norm",
     "linear",
@@ -106,6 +109,64 @@ def embedding(
     A negative index counts from the end. One outside of [-V, V-1] is an error on the CPU; on CUDA that row becomes NaN, or an
     error too in a session with the option `ortops.check_indices`. As in PyTorch, `padding_idx` does not change what comes out:
     it names the row that gets no gradient.
+    """
+
+def embedding_bag(
+    indices: Tensor,
+    table: Tensor,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    *,
+    mode: Literal["sum", "mean", "max"] = "mean",
+    padding_idx: int | None = None,
+    include_last_offset: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Looks up the rows of each bag of indices, and gives their sum, mean or maximum.
+
+    As torch.nn.functional.embedding_bag: a matrix of indices has a bag a row; in a line of them, bag i begins at offsets[i] and
+    ends where the next one begins, the last one with the indices, or, with `include_last_offset`, at the last offset. `weights`
+    are factors of the rows, in the mode "sum" alone. Indices that name the row `padding_idx` are left out, and not counted. An
+    empty bag gives zeros.
+
+    Sums are formed in float32 (float64 for float64). A maximum is NaN where one of the values is. A negative index counts from
+    the end. An index outside of [-V, V-1], and offsets that do not begin at 0, decrease or pass the number of indices, are errors
+    on the CPU; on CUDA such an index makes its bag NaN, such an offset is moved to the nearest valid one, and both are errors in
+    a session with the option `ortops.check_indices`.
+    """
+
+def embedding_bag_gradient(
+    d_y: Tensor,
+    indices: Tensor,
+    table: Tensor,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    *,
+    mode: Literal["sum", "mean", "max"] = "mean",
+    padding_idx: int | None = None,
+    include_last_offset: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """The gradient of EmbeddingBag's table: the sum, for each row, of what reaches the bags it is in; the same bits every time.
+
+    A maximum's gradient goes to the first of the bag's rows that has it (the first NaN where there is one). The table's values are
+    read in that mode alone. Inputs that are errors for EmbeddingBag are errors here; on CUDA such an index is passed over.
+    """
+
+def embedding_bag_weights_gradient(
+    d_y: Tensor,
+    indices: Tensor,
+    table: Tensor,
+    offsets: Tensor | None = None,
+    *,
+    padding_idx: int | None = None,
+    include_last_offset: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """The gradient of EmbeddingBag's weights: for each index the product of its row and what reaches its bag.
+
+    0 for padding, and for indices that are in no bag. Inputs that are errors for EmbeddingBag are errors here; on CUDA such an
+    index gives NaN.
     """
 
 def identity(
