@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import ortops
-from ortops import OpError, _declare, schemas, testing
+from ortops import OpError, _declare, ops, schemas, testing
 from ortops._declare import FLOATS, op
 from ortops._standard import onnx as standard
 
@@ -20,9 +23,16 @@ torch = pytest.importorskip("torch")
 every_provider = pytest.mark.parametrize("provider", [testing.CPU, pytest.param(testing.CUDA, marks=pytest.mark.gpu)])
 
 
+def one_thread() -> onnxruntime.SessionOptions:
+    """For sessions that are many and small: threads that wait cost more than they bring."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return options
+
+
 def run(graph: ortops.Graph, feeds: dict[str, np.ndarray], provider: str = testing.CPU) -> list[np.ndarray]:
     onnx.checker.check_model(graph.build(), full_check=True)
-    session = ortops.InferenceSession(graph, providers=[provider], lower="none")
+    session = ortops.InferenceSession(graph, one_thread(), providers=[provider], lower="none")
     taken = {value.name for value in session.get_inputs()}
     return session.run(None, {name: array for name, array in feeds.items() if name in taken})
 
@@ -151,6 +161,21 @@ def _rules() -> list[Rule]:
         ),
         Rule("Expand", lambda x: standard.Expand(x, [2, 4, 3]), lambda x: x.expand(2, 4, 3), [(4, 1)]),
         Rule("Expand two ways", lambda x: standard.Expand(x, [2, 1, 1]), lambda x: x.expand(2, 4, 3), [(4, 3)]),
+    ]
+    rows, elements = np.array([[1, -1], [0, 1]]), np.array([[0, 1, 1, -1], [2, 0, 2, 2]])
+    rules += [
+        Rule(
+            "Gather",
+            lambda x: standard.Gather(x, rows, axis=1),
+            lambda x: x[:, torch.tensor(rows)],
+            [(2, 3, 4)],
+        ),
+        Rule(
+            "GatherElements",
+            lambda x: standard.GatherElements(x, elements),
+            lambda x: x.gather(0, torch.tensor(elements % 3)),
+            [(3, 4)],
+        ),
     ]
     for name in ("ReduceSum", "ReduceMean"):
         for axes in ([1], [0, -1], None, []):
@@ -361,13 +386,22 @@ def test_it_runs_without_the_library() -> None:
     for value in ortops.gradients(g.onnx.ReduceMean(g.onnx.Tanh(x + b)), [x, b]):
         g.output(value)
     feeds = {"x": X, "b": X[0]}
-    import onnxruntime
-
     model = g.build()
     for stock in (model, ortops.lower(model)):
-        session = onnxruntime.InferenceSession(stock.SerializeToString(), providers=[testing.CPU])
+        session = onnxruntime.InferenceSession(stock.SerializeToString(), one_thread(), providers=[testing.CPU])
         for got, want in zip(session.run(None, feeds), run(g, feeds), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_the_readmes_example() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    (example,) = (
+        code for code in re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE) if "gradients" in code
+    )
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["loss_now"] < 1e-10
+    np.testing.assert_allclose(names["feeds"]["w"], 1, atol=1e-5)
 
 
 @every_provider
@@ -388,7 +422,41 @@ def test_float16(provider: str) -> None:
         np.testing.assert_allclose(got, tensor.grad.numpy(), rtol=1e-2, atol=2e-3)  # some 10 roundings to 11 bits
 
 
-# --- what is refused
+# --- operators of ours
+
+
+@op("x: T[... N] -> y: T[... N], first: T?[...], total: T?[...]", name="TestTotal", T=("float64",), register=False)
+def total(x):
+    """Multiplies each row by its sum."""
+    return x * x.sum(axis=-1, keepdims=True), x[..., 0], x.sum(axis=-1)
+
+
+@total.decomposition
+def _(x):
+    sums = standard.ReduceSum(x, [-1], keepdims=0)
+    return x * standard.Unsqueeze(sums, [-1]), standard.Gather(x, 0, axis=-1), sums
+
+
+@total.gradient
+def _(x, total, d_y):
+    return d_y * standard.Unsqueeze(total, [-1]) + standard.ReduceSum(d_y * x, [-1])
+
+
+@op("factor: T[], *xs: T[*X] -> y: T[*broadcast(*X)]", name="TestSum", T=("float64",), register=False)
+def scaled_sum(factor, *xs):
+    """A factor that has no gradient, times a sum whose second term has none."""
+    return factor * sum(xs)
+
+
+@scaled_sum.decomposition
+def _(factor, *xs):
+    return factor * standard.Sum(*xs)
+
+
+@scaled_sum.gradient
+def _(factor, xs, d_y):
+    d = factor * d_y
+    return {"xs": [None if i == 1 else ops.sum_to_size(d, x) for i, x in enumerate(xs)]}
 
 
 @op("x: T[...] -> y: T[...]", name="TestNoGradient", T=FLOATS, register=False)
@@ -397,22 +465,64 @@ def no_gradient(x):
     return x
 
 
-def test_an_operator_without_a_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_declare._registry, no_gradient.name, no_gradient)
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    of_this_file = (total, scaled_sum, no_gradient)
+    for declaration in of_this_file:
+        monkeypatch.setitem(_declare._registry, declaration.name, declaration)
     schemas.register()
-    try:
-        g = ortops.Graph()
-        x = g.input("x", "float32", [4, 3])
-        with pytest.raises(OpError, match=r"TestNoGradient \(node no_gradient\): it has no gradient"):
-            ortops.gradients(no_gradient(x), x)
-        with pytest.raises(OpError, match=r"Floor \(node Floor\): no gradient is known for onnx.Floor; known are Abs,"):
-            ortops.gradients(g.onnx.Floor(x), x)
-        with pytest.raises(OpError, match=r"Mystery \(node Mystery\): no gradient is known for com.example.Mystery"):
-            ortops.gradients(g.op("Mystery", x, domain="com.example", types=["float32"]), x)
-        assert ortops.gradients(g.onnx.Floor(x) + g.input("b", "float32", [3]), g.input("c", "float32", [1])) == [None]
-    finally:
-        for name in schemas.names(no_gradient):
+    yield
+    for declaration in of_this_file:
+        for name in schemas.names(declaration):
             onnx.defs.deregister_schema(name, schemas.VERSION, schemas.DOMAIN)
+
+
+def run_lowered(graph: ortops.Graph, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    model = ortops.lower(graph.build())
+    return onnxruntime.InferenceSession(model.SerializeToString(), one_thread(), providers=[testing.CPU]).run(
+        None, feeds
+    )
+
+
+@pytest.mark.parametrize("given", [["y"], ["y", "first"], ["y", "total"], ["y", "first", "total"]])
+def test_an_output_that_a_gradient_reads_is_added_to_its_node(declared: None, given: list[str]) -> None:
+    g = ortops.Graph()
+    x = g.input("x", "float64", ["n", 3])
+    y = total(x, outputs=given)
+    g.output(ortops.gradients(y if given == ["y"] else y[0], x)[0], "d_x")
+    (node,) = (node for node in g.build(functions=False).graph.node if node.op_type == "TestTotal")
+    assert len(node.output) == 3 and node.output[2] and bool(node.output[1]) == ("first" in given)
+    tensor = torch.tensor(X, dtype=torch.float64, requires_grad=True)
+    (tensor * tensor.sum(-1, keepdim=True)).sum().backward()
+    np.testing.assert_allclose(run_lowered(g, {"x": X.astype(np.float64)})[0], tensor.grad.numpy(), rtol=1e-12)
+
+
+def test_any_number_of_inputs(declared: None) -> None:
+    g = ortops.Graph()
+    factor, *xs = (g.input(f"x{i}", "float64", shape) for i, shape in enumerate([(), (4, 3), (3,), (4, 1)]))
+    d_factor, *d_xs = ortops.gradients(scaled_sum(factor, *xs), [factor, *xs])
+    assert (d_factor, d_xs[1]) == (None, None)
+    g.output(d_xs[0], "first")
+    g.output(d_xs[2], "last")
+    feeds = {"x0": np.array(2.0), "x1": np.zeros((4, 3)), "x2": np.zeros(3), "x3": np.zeros((4, 1))}
+    first, last = run_lowered(g, feeds)
+    np.testing.assert_array_equal(first, np.full((4, 3), 2.0))
+    np.testing.assert_array_equal(last, np.full((4, 1), 6.0))
+
+
+# --- what is refused
+
+
+def test_an_operator_without_a_gradient_is_named(declared: None) -> None:
+    g = ortops.Graph()
+    x = g.input("x", "float32", [4, 3])
+    with pytest.raises(OpError, match=r"TestNoGradient \(node no_gradient\): it has no gradient"):
+        ortops.gradients(no_gradient(x), x)
+    with pytest.raises(OpError, match=r"Floor \(node Floor\): no gradient is known for onnx.Floor; known are Abs,"):
+        ortops.gradients(g.onnx.Floor(x), x)
+    with pytest.raises(OpError, match=r"Mystery \(node Mystery\): no gradient is known for com.example.Mystery"):
+        ortops.gradients(g.op("Mystery", x, domain="com.example", types=["float32"]), x)
+    assert ortops.gradients(g.onnx.Floor(x) + g.input("b", "float32", [3]), g.input("c", "float32", [1])) == [None]
 
 
 def test_bad_calls() -> None:

@@ -152,14 +152,11 @@ def _(
     activation: str,
     weight_layout: str,
 ) -> dict[str, Value | None]:
-    d_z = d_y
-    if activation != "none":
-        if residual is not None or activation not in BY_RESULT:
-            before = "none" if activation not in BY_RESULT else activation
-            y = linear(x, weight, bias, activation=before, weight_layout=weight_layout)
-        d_z = _derivative(activation, y, d_y)
-    # [rows, N] and [rows, K]
-    d_rows, rows = (onnx.Flatten(value, axis=-1) for value in (d_z, x))
+    by_result = activation in BY_RESULT
+    if activation != "none" and (residual is not None or not by_result):
+        y = linear(x, weight, bias, activation=activation if by_result else "none", weight_layout=weight_layout)
+    d_z = d_y if activation == "none" else _derivative(activation, y, d_y)
+    d_rows, rows = (onnx.Flatten(value, axis=-1) for value in (d_z, x))  # [rows, N] and [rows, K]
     in_out = weight_layout == "in_out"
     return {
         "x": linear(d_z, weight, weight_layout="out_in" if in_out else "in_out"),
@@ -170,14 +167,13 @@ def _(
 
 
 def _derivative(activation: str, value: Value, d_y: Value) -> Value:
-    """The gradient before an activation, of the gradient behind it; `value` is what it gave (BY_RESULT) or what it was given. In
-    16 bits it is worked out in float32."""
-    if activation == "relu":
-        zeroed: Value = onnx.Where(onnx.LessOrEqual(value, 0.0), 0.0, d_y)
-        return zeroed
-    wide = [onnx.Cast(v, to=ELEMENT_TYPES["float32"]) if v.dtype != "float32" else v for v in (value, d_y)]
-    z, d = wide
+    """The gradient before an activation, of the gradient behind it; `value` is what it gave (BY_RESULT) or what it was given.
+    Worked out in float32."""
+    narrow = d_y.dtype != "float32"
+    z, d = (onnx.Cast(v, to=ELEMENT_TYPES["float32"]) if narrow else v for v in (value, d_y))
     match activation:
+        case "relu":
+            d = onnx.Where(onnx.LessOrEqual(z, 0.0), 0.0, d)
         case "sigmoid":
             d = d * z * (1.0 - z)
         case "tanh":
@@ -187,8 +183,8 @@ def _derivative(activation: str, value: Value, d_y: Value) -> Value:
             d = d * s * (1.0 + z * (1.0 - s))
         case "gelu":
             d = d * (0.5 * (1.0 + onnx.Erf(z / sqrt(2))) + z * onnx.Exp(-0.5 * z * z) / sqrt(2 * pi))
-        case "gelu_tanh":  # z sigmoid(u)
+        case "gelu_tanh":  # which is z sigmoid(2 sqrt(2 / pi) (z + 0.044715 z^3))
             s = onnx.Sigmoid(2 * sqrt(2 / pi) * (z + 0.044715 * z * z * z))
             d = d * s * (1.0 + (1.0 - s) * 2 * sqrt(2 / pi) * (z + 3 * 0.044715 * z * z * z))
-    result: Value = onnx.CastLike(d, d_y) if d_y.dtype != "float32" else d
+    result: Value = onnx.CastLike(d, d_y) if narrow else d
     return result

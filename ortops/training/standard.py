@@ -294,6 +294,19 @@ def _(call: Call) -> list[Value]:
     return list(onnx.Split(call.d, split, axis=axis, outputs=len(sizes)))
 
 
+@rule("Gather")
+def _(call: Call) -> Value:
+    result: Value = ops.take_gradient(call.d, call.inputs[1], call.x, axis=call.attributes.get("axis", 0))
+    return result
+
+
+@rule("GatherElements")
+def _(call: Call) -> Value:
+    axis = call.attributes.get("axis", 0)
+    result: Value = ops.take_along_axis_gradient(call.d, call.inputs[1], call.x, axis=axis)
+    return result
+
+
 @rule("Split")
 def _(call: Call) -> Value:
     parts = [
