@@ -1,6 +1,5 @@
 // Reading by index on the CPU: a copy of a row for each index; Embedding adds a residual on the way.
 #include <algorithm>
-#include <cstring>
 
 #include "device/arrays.h"
 #include "device/index.h"
@@ -28,19 +27,22 @@ void take_along_axis_cpu(const TakeAlongAxisArgs<I, T>& a, Context& context) {
 template <class I, class T>
 void embedding_cpu(const EmbeddingArgs<I, T>& a, Context& context) {
   const int64_t width = a.D;
+  if (!a.residual) {
+    Shape table;
+    table.rank = 2;
+    table.dims[0] = a.V;
+    table.dims[1] = width;
+    return read_rows(slices(table, a.S.size(), 0), a.indices, a.table, a.y, context);
+  }
   Walk residual_row;
   for (int axis = 0; axis < a.S.rank; ++axis) residual_row.append(a.S[axis], a.residual_strides[axis]);
-  const int64_t residual_step = a.residual ? a.residual_strides[a.S.rank] : 0;
+  const int64_t residual_step = a.residual_strides[a.S.rank];
   const auto look_up = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t index = a.indices[row];
       if (index < -a.V || index >= a.V) throw_index_error("indices", index, a.V);
       const T* from = a.table + (index < 0 ? index + a.V : index) * width;
       T* y = a.y + row * width;
-      if (!a.residual) {
-        std::memcpy(y, from, width * sizeof(T));
-        continue;
-      }
       const T* residual = a.residual + residual_row(row);
       for (int64_t begin = 0; begin < width; begin += kChunk) {
         const int64_t count = std::min(kChunk, width - begin);

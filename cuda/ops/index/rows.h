@@ -3,6 +3,7 @@
 // that its index names. Axes behind the indexed one along which the indices do not change make the width.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/op.h"
@@ -93,28 +94,47 @@ inline IndexedRows elements(const Shape& table, const Shape& part, const Strides
   return rows;
 }
 
-// Calls f(row, index, place) for the rows begin..end: where the row's index lies, and its place in the table for index
-// 0.
+// Calls f(row, count, index, place) for runs along the last axis, which together are the rows begin..end: the index of
+// a run's first row and its place in the table for index 0.
 template <class F>
-void for_each_row(const IndexedRows& rows, int64_t begin, int64_t end, F&& f) {
-  int64_t at[kMaxRank], index = 0, place = 0, rest = begin;
-  for (int axis = rows.rank - 1; axis >= 0; --axis) {
-    at[axis] = rest % rows.sizes[axis];
-    rest /= rows.sizes[axis];
-    index += at[axis] * rows.index_strides[axis];
-    place += at[axis] * rows.table_strides[axis];
-  }
-  for (int64_t row = begin; row < end; ++row) {
-    f(row, index, place);
-    for (int axis = rows.rank - 1; axis >= 0; --axis) {
-      index += rows.index_strides[axis];
-      place += rows.table_strides[axis];
-      if (++at[axis] < rows.sizes[axis]) break;
-      at[axis] = 0;
-      index -= rows.index_strides[axis] * rows.sizes[axis];
-      place -= rows.table_strides[axis] * rows.sizes[axis];
+void for_each_run(const IndexedRows& rows, int64_t begin, int64_t end, F&& f) {
+  const int last = rows.rank - 1;
+  for (int64_t row = begin; row < end;) {
+    int64_t index = 0, place = 0, rest = row, at = 0;
+    for (int axis = last; axis >= 0; --axis) {
+      at = rest % rows.sizes[axis];
+      index += at * rows.index_strides[axis];
+      place += at * rows.table_strides[axis];
+      rest /= rows.sizes[axis];
     }
+    const int64_t size = rows.rank > 0 ? rows.sizes[last] : 1;
+    const int64_t count = std::min(size - row % size, end - row);
+    f(row, count, index, place);
+    row += count;
   }
+}
+
+// Calls f(row, place) for the rows begin..end with the place that each row's index gives.
+template <class I, class F>
+void for_each_place(const IndexedRows& rows, const I* indices, int64_t begin, int64_t end, F&& f) {
+  const int64_t index_stride = rows.rank > 0 ? rows.index_strides[rows.rank - 1] : 0;
+  const int64_t table_stride = rows.rank > 0 ? rows.table_strides[rows.rank - 1] : 0;
+  const int64_t size = rows.size, step = rows.step;
+  const auto run = [&](int64_t row, int64_t count, const I* from, int64_t index_stride, int64_t place) {
+    for (int64_t i = 0; i < count; ++i, place += table_stride) {
+      const int64_t given = from[i * index_stride];
+      const int64_t index = given < 0 ? given + size : given;
+      if (static_cast<uint64_t>(index) >= static_cast<uint64_t>(size)) throw_index_error("indices", given, size);
+      f(row + i, place + index * step);
+    }
+  };
+  for_each_run(rows, begin, end, [&](int64_t row, int64_t count, int64_t first, int64_t place) {
+    if (index_stride == 1) {
+      run(row, count, indices + first, 1, place);
+    } else {
+      run(row, count, indices + first, index_stride, place);
+    }
+  });
 }
 
 }  // namespace ortops

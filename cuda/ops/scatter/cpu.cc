@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kChunk = 512;    // elements that are combined at a time
 constexpr int64_t kGrain = 16384;  // elements worth a thread's while
-constexpr int64_t kNarrow = 8;     // rows of fewer elements are combined where they lie
+constexpr int64_t kNarrow = 8;     // rows of fewer elements are not sorted
+constexpr int64_t kBuffers = 16;
 
 template <class Float>
 ORTOPS_INLINE Float combined(Reduction reduction, Float a, Float b) {
@@ -68,11 +69,10 @@ struct Scattering {
   // Calls f(row, place) for the rows begin..end that are written somewhere.
   template <class F>
   void for_each(int64_t begin, int64_t end, F&& f) const {
-    for_each_row(rows, begin, end, [&](int64_t row, int64_t at, int64_t place) {
-      const int64_t index = indices[at];
-      if (index < -rows.size || index >= rows.size) throw_index_error("indices", index, rows.size);
-      const int64_t axis = index < 0 ? index + rows.size : index;
-      if (axis != skip) f(row, place + axis * rows.step);
+    if (!skip) return for_each_place(rows, indices, begin, end, f);
+    for_each_place(rows, indices, begin, end, [&](int64_t row, int64_t place) {
+      const int64_t begins = rows.size * rows.step;  // of a slab that the axis runs through
+      if (place % begins / rows.step != *skip) f(row, place);
     });
   }
 
@@ -84,28 +84,59 @@ struct Scattering {
     }
   }
 
-  void in_place(Context& context, int64_t parts) const {
-    context.parallel_for(total, kGrain, [&](int64_t begin, int64_t end) { start(begin, end); });
+  // `parts` of the updates, one behind the other, go to slabs of y of their own. Each slab is filled in one go, in
+  // float.
+  void by_slabs(Context& context, int64_t parts, int64_t slab) const {
+    constexpr bool kInPlace = std::is_same_v<T, Compute<T>>;
+    if (parts * slab != total) start_all(context);
+    // A float buffer each, unless y is one: no more of them than there may be threads.
+    const int64_t pieces = kInPlace ? parts : std::min(parts, kBuffers);
+    auto* buffers = kInPlace ? nullptr : static_cast<Compute<T>*>(context.scratch(pieces * slab * sizeof(Compute<T>)));
     const int64_t part = rows.count / parts, width = rows.width;
-    context.parallel_for(parts, std::max<int64_t>(1, kGrain / (part * width)), [&](int64_t begin, int64_t end) {
-      const auto all = [&](auto how) {
-        for_each(begin * part, end * part, [&](int64_t row, int64_t place) {
-          T* into = y + place;
-          const T* from = updates + row * width;
-          for (int64_t i = 0; i < width; ++i) into[i] = combined<T>(decltype(how)::value, into[i], from[i]);
-        });
-      };
-      switch (reduction) {
-        case Reduction::add:
-          return all(std::integral_constant<Reduction, Reduction::add>());
-        case Reduction::mul:
-          return all(std::integral_constant<Reduction, Reduction::mul>());
-        case Reduction::min:
-          return all(std::integral_constant<Reduction, Reduction::min>());
-        case Reduction::max:
-          return all(std::integral_constant<Reduction, Reduction::max>());
+    const auto fill = [&](auto how, int64_t at, Compute<T>* buffer) {
+      int64_t base = 0;
+      for_each_run(rows, at * part, at * part + 1, [&](int64_t, int64_t, int64_t, int64_t place) { base = place; });
+      Compute<T>* into = buffer;
+      if constexpr (kInPlace) {
+        start(base, base + slab);
+        into = y + base;
+      } else if (x) {
+        widen(x + base, into, slab);
+      } else {
+        std::fill_n(into, slab, Compute<T>(0));
       }
-    });
+      for_each(at * part, (at + 1) * part, [&](int64_t row, int64_t place) {
+        for (int64_t i = 0; i < width; ++i) {
+          Compute<T>& element = into[place - base + i];
+          element = combined(decltype(how)::value, element, to_compute(updates[row * width + i]));
+        }
+      });
+      if constexpr (!kInPlace) narrow(into, y + base, slab);
+    };
+    const auto all = [&](auto how) {
+      const int64_t work = (slab + part * width) * (parts / pieces);
+      context.parallel_for(pieces, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
+        for (int64_t piece = begin; piece < end; ++piece) {
+          for (int64_t at = piece * parts / pieces; at < (piece + 1) * parts / pieces; ++at) {
+            fill(how, at, kInPlace ? nullptr : buffers + piece * slab);
+          }
+        }
+      });
+    };
+    switch (reduction) {
+      case Reduction::add:
+        return all(std::integral_constant<Reduction, Reduction::add>());
+      case Reduction::mul:
+        return all(std::integral_constant<Reduction, Reduction::mul>());
+      case Reduction::min:
+        return all(std::integral_constant<Reduction, Reduction::min>());
+      case Reduction::max:
+        return all(std::integral_constant<Reduction, Reduction::max>());
+    }
+  }
+
+  void start_all(Context& context) const {
+    context.parallel_for(total, kGrain, [&](int64_t begin, int64_t end) { start(begin, end); });
   }
 
   template <class Position>
@@ -148,15 +179,9 @@ struct Scattering {
     });
   }
 
-  // `parts` of the updates, one behind the other, are written to different rows.
-  void operator()(Context& context, int64_t parts) const {
-    if (rows.count * rows.width == 0) {
-      context.parallel_for(total, kGrain, [&](int64_t begin, int64_t end) { start(begin, end); });
-      return;
-    }
-    if constexpr (std::is_same_v<T, Compute<T>>) {
-      if (rows.width < kNarrow) return in_place(context, parts);
-    }
+  void operator()(Context& context, int64_t parts, int64_t slab) const {
+    if (rows.count * rows.width == 0) return start_all(context);
+    if (rows.width < kNarrow) return by_slabs(context, parts, slab);
     if (rows.count >> 31 == 0) {
       by_rows<uint32_t>(context);
     } else {
@@ -178,14 +203,14 @@ template <class I, class T>
 void scatter_add_cpu(const ScatterAddArgs<I, T>& a, Context& context) {
   const IndexedRows rows = elements(a.X, a.U, a.indices_strides, a.axis);
   const Scattering<I, T> scattering{rows, a.indices, a.updates, a.x, a.y, a.X.size(), reduction_of(a)};
-  scattering(context, size_before(a.U, a.axis));
+  scattering(context, size_before(a.U, a.axis), a.X.size() / size_before(a.X, a.axis));
 }
 
 template <class I, class T>
 void take_along_axis_gradient_cpu(const TakeAlongAxisGradientArgs<I, T>& a, Context& context) {
   const IndexedRows rows = elements(a.X, a.J, dense_strides(a.J), a.axis);
   const Scattering<I, T> scattering{rows, a.indices, a.d_y, nullptr, a.d_x, a.X.size()};
-  scattering(context, size_before(a.J, a.axis));
+  scattering(context, size_before(a.J, a.axis), a.X.size() / size_before(a.X, a.axis));
 }
 
 template <class I, class T>
@@ -193,7 +218,7 @@ void take_gradient_cpu(const TakeGradientArgs<I, T>& a, Context& context) {
   const IndexedRows rows = slices(a.X, a.J.size(), a.axis);
   const Scattering<I, T> scattering{rows,  a.indices,  a.d_y,          nullptr,
                                     a.d_x, a.X.size(), Reduction::add, skipped(a.padding_idx, rows.size)};
-  scattering(context, size_before(a.X, a.axis));
+  scattering(context, size_before(a.X, a.axis), a.X.size() / size_before(a.X, a.axis));
 }
 
 // TakeAlongAxis, with indices that may be one for many.
