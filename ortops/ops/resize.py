@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ortops._declare import ELEMENT_TYPES, WIDE_FLOATS, Case, Testing, op
-from ortops._shapes import exact_scale, upsampled_plane
+from ortops._shapes import Axis, exact_scale, upsampled_plane
 from ortops._standard import onnx
 
 if TYPE_CHECKING:
@@ -323,3 +325,110 @@ def _(
         else:
             d = added(added(zeros, at, d, which, np.float64(1) - weight), behind, d, which, weight)
     return onnx.CastLike(d, d_y)
+
+
+# --- from ONNX's Resize ---------------------------------------------------------------------------------------------
+
+
+def meant(scale: float) -> Fraction:
+    """The fraction that a node's 32-bit scale was rounded from; itself where that is not known (see `exact_scale`)."""
+    fraction = Fraction(exact_scale(scale)).limit_denominator(4096)
+    return fraction if np.float32(fraction) == np.float32(scale) else Fraction(float(np.float32(scale)))
+
+
+def onnx_nearest(extent: int, pixels: int, factor: Fraction, coordinates: str, rounding: str) -> list[int] | None:
+    """The source pixels that ONNX's nearest Resize takes along an axis, in exact fractions; None for a mode that is not known."""
+    half = Fraction(1, 2)
+    offset = Fraction(extent, 2) * (1 - pixels / (factor * extent))
+    positions: dict[str, Callable[[int], Fraction]] = {
+        "asymmetric": lambda x: x / factor,
+        "half_pixel": lambda x: (x + half) / factor - half,
+        "half_pixel_symmetric": lambda x: offset + (x + half) / factor - half,
+        "pytorch_half_pixel": lambda x: (x + half) / factor - half if pixels > 1 else Fraction(0),
+        "align_corners": lambda x: Fraction(x * (extent - 1), pixels - 1) if pixels > 1 else Fraction(0),
+    }
+    roundings: dict[str, Callable[[Fraction], int]] = {
+        "floor": math.floor,
+        "ceil": math.ceil,
+        "round_prefer_floor": lambda p: math.ceil(p - half),
+        "round_prefer_ceil": lambda p: math.floor(p + half),
+    }
+    if coordinates not in positions or rounding not in roundings:
+        return None
+    at = (roundings[rounding](positions[coordinates](x)) for x in range(pixels))
+    return [min(max(pixel, 0), extent - 1) for pixel in at]
+
+
+def from_resize(
+    attributes: Mapping[str, Any],
+    shape: Sequence[Axis],
+    *,
+    sizes: Sequence[int] | None = None,
+    scales: Sequence[float] | None = None,
+) -> dict[str, Any] | None:
+    """The attributes of the Upsample2D that is the same as an ONNX Resize (of opset 11 or later); None where there is none, or where
+    it cannot be told as long as sizes are not known.
+
+    `attributes` are those of the node, `shape` that of x; `sizes` or `scales` what its input of that name holds.
+    """
+    coordinates = attributes.get("coordinate_transformation_mode", "half_pixel")
+    rounding = attributes.get("nearest_mode", "round_prefer_floor")
+    mode = {"nearest": "nearest", "linear": "bilinear"}.get(attributes.get("mode", "nearest"))
+    others = attributes.get("antialias", 0) or attributes.get("exclude_outside", 0)
+    kept = attributes.get("keep_aspect_ratio_policy", "stretch") == "stretch"
+    axes = [axis % 4 for axis in attributes.get("axes", range(4))]
+    given = sizes if sizes is not None else scales
+    if mode is None or others or not kept or len(shape) != 4 or given is None or len(given) != len(axes):
+        return None
+
+    # Of each axis: its pixels before and behind, where known, and by what they grow.
+    extents = [extent if isinstance(extent, int) else None for extent in shape]
+    pixels, factors = list(extents), [Fraction(1) for _ in shape]
+    known = [True] * 4  # whether the factor is
+    for axis, value in zip(axes, given, strict=True):
+        extent = extents[axis]
+        if sizes is not None:
+            pixels[axis], known[axis] = int(value), bool(extent)
+            factors[axis] = Fraction(int(value), extent) if extent else factors[axis]
+        else:
+            factors[axis] = meant(value)
+            if extent is not None:
+                pixels[axis] = math.floor(extent * factors[axis])
+                if pixels[axis] != int(np.float32(extent) * np.float32(value)):  # as runtimes have it
+                    return None
+    still = [known[axis] and factors[axis] == 1 for axis in range(4)]
+    layout = "NCHW" if still[0] and still[1] else "NHWC" if still[0] and still[3] else None
+    if layout is None:
+        return None
+    plane = spatial(layout)
+    whole = all(extents[a] is not None and (extents[a] or 0) * factors[a] == pixels[a] for a in plane)
+    if sizes is not None or whole:
+        result: dict[str, Any] = {"size": tuple(pixels[a] for a in plane)}
+    else:
+        result = {"scale": tuple(float(factors[a]) for a in plane)}
+    result |= {"mode": mode} if mode != "nearest" else {}
+    result |= {"layout": layout} if layout != "NCHW" else {}
+    if any(pixels[a] == 0 or extents[a] == 0 for a in plane):
+        return None
+
+    if mode == "bilinear":
+        if coordinates == "align_corners":
+            integral = all(factors[a].denominator == 1 for a in plane)
+            return result | {"align_corners": True} if "size" in result or integral else None
+        # PyTorch took the first pixel for a result of one when ONNX named a mode after it; it takes the middle now.
+        several = all((pixels[a] or factors[a]) > 1 for a in plane)
+        return result if coordinates == "half_pixel" or (coordinates == "pytorch_half_pixel" and several) else None
+
+    if coordinates == "asymmetric" and rounding == "floor" and "size" in result:
+        return result  # the same words
+    for axis, a in enumerate(plane):
+        extent = extents[a]
+        if extent is None and (sizes is not None or not is_resize(mode, [float(factors[a])])):
+            return None
+        # What is scaled by a power of two is alike everywhere: two sizes stand for all.
+        for n in (16, 17) if extent is None else (extent,):
+            out = math.floor(n * factors[a]) if extent is None else pixels[a]
+            ours = {"mode": mode, **{k: v for k, v in result.items() if k in ("size", "scale")}}
+            if out and onnx_nearest(n, out, factors[a], coordinates, rounding) != taps(n, axis, **ours)[0].tolist():
+                return None
+    return result

@@ -9,7 +9,7 @@ import ortops
 from ortops import OpError, ops, testing
 from ortops._declare import element_type, find
 from ortops._shapes import exact_scale
-from ortops.ops.resize import taps
+from ortops.ops.resize import from_resize, taps
 
 UPSAMPLE = find("Upsample2D")
 GRADIENT = find("Upsample2DGradient")
@@ -265,3 +265,84 @@ def test_no_planes_are_none() -> None:
         assert (
             run_gradient(testing.CPU, np.zeros((2, 0, 2, 2)), np.zeros((2, 0, 4, 4)), mode=mode, size=(2, 2)).size == 0
         )
+
+
+NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+LINEAR = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+OLD_TORCH = {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}
+CORNERS = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+HALF = {"mode": "nearest", "coordinate_transformation_mode": "half_pixel"}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape", "given", "want"),
+    [
+        (NEAREST, (1, 1, 1, 26), {"sizes": (1, 1, 1, 64)}, {"size": (1, 64)}),  # o05
+        (NEAREST, (None, None, None, None), {"sizes": (1, 1, 1, 64)}, None),  # it may change N
+        (NEAREST | {"axes": (2, 3)}, (None, None, None, None), {"sizes": (9, 64)}, {"size": (9, 64)}),
+        (NEAREST | {"axes": (-3, -2)}, (1, 5, 5, 3), {"sizes": (9, 64)}, {"size": (9, 64), "layout": "NHWC"}),
+        (NEAREST, ("N", "C", "H", "W"), {"scales": (1, 1, 2, 2)}, {"scale": (2, 2)}),
+        (NEAREST, (1, 3, 4, 4), {"scales": (1, 1, 3, 2)}, {"size": (12, 8)}),
+        (NEAREST, ("N", "C", "H", "W"), {"scales": (1, 1, 3, 2)}, None),  # PyTorch rounds a third
+        (HALF, ("N", "C", "H", "W"), {"scales": (1, 1, 2, 4)}, {"scale": (2, 4)}),  # the same where scales are whole
+        (HALF, (1, 3, 5, 5), {"scales": (1, 1, 3, 3)}, {"size": (15, 15)}),
+        (HALF, (1, 1, 5, 5), {"sizes": (1, 1, 7, 7)}, None),
+        # o06, https://github.com/microsoft/onnxruntime/issues/28291
+        (HALF | {"nearest_mode": "round_prefer_ceil"}, (1, 1, 1, 20), {"sizes": (1, 1, 1, 6)}, None),
+        (LINEAR, ("N", 3, "H", "W"), {"scales": (1, 1, 1.5, 2)}, {"mode": "bilinear", "scale": (1.5, 2)}),
+        (LINEAR, (1, 1, 1, 8), {"sizes": (1, 1, 1, 1)}, {"mode": "bilinear", "size": (1, 1)}),  # o07
+        (CORNERS, (1, 1, 1, 8), {"sizes": (1, 1, 1, 1)}, {"mode": "bilinear", "size": (1, 1), "align_corners": True}),
+        (OLD_TORCH, (1, 1, 1, 8), {"sizes": (1, 1, 1, 1)}, None),
+        (OLD_TORCH, (1, 1, 8, 8), {"sizes": (1, 1, 4, 4)}, {"mode": "bilinear", "size": (4, 4)}),
+        (OLD_TORCH, ("N", 1, "H", "W"), {"scales": (1, 1, 2, 2)}, {"mode": "bilinear", "scale": (2, 2)}),
+        (OLD_TORCH, ("N", 1, "H", "W"), {"scales": (1, 1, 0.5, 0.5)}, None),
+        (CORNERS, ("N", 1, "H", "W"), {"scales": (1, 1, 1.5, 1.5)}, None),
+        (LINEAR | {"antialias": 1}, (1, 1, 8, 8), {"sizes": (1, 1, 4, 4)}, None),
+        (LINEAR | {"coordinate_transformation_mode": "asymmetric"}, (1, 1, 8, 8), {"sizes": (1, 1, 4, 4)}, None),
+        (LINEAR | {"keep_aspect_ratio_policy": "not_larger"}, (1, 1, 8, 8), {"sizes": (1, 1, 4, 4)}, None),
+        ({"mode": "cubic"}, (1, 1, 8, 8), {"sizes": (1, 1, 4, 4)}, None),
+        (LINEAR, (1, 2, 8, 8), {"scales": (1, 2, 2, 2)}, None),
+        (LINEAR, (8, 8, 8), {"scales": (1, 2, 2)}, None),
+    ],
+)
+def test_which_resize_is_an_upsample2d(attributes, shape, given, want) -> None:
+    assert from_resize(attributes, shape, **given) == want
+
+
+def test_what_is_told_to_be_a_resize_computes_the_same() -> None:
+    """Against ONNX's own evaluator."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    rng = np.random.default_rng(9)
+    found = 0
+    for _ in range(60):
+        x = rng.standard_normal((1, 2, *rng.integers(1, 9, 2))).astype(np.float32)
+        attributes = {
+            "mode": str(rng.choice(["nearest", "linear"])),
+            "coordinate_transformation_mode": str(
+                rng.choice(["asymmetric", "half_pixel", "pytorch_half_pixel", "align_corners"])
+            ),
+            "nearest_mode": str(rng.choice(["floor", "round_prefer_floor"])),
+        }
+        if rng.random() < 0.5:
+            given = {"sizes": np.array([1, 2, *rng.integers(1, 12, 2)])}
+        else:
+            given = {"scales": np.array([1, 1, *rng.choice([0.5, 1, 1.5, 2, 3], 2)], np.float32)}
+            if (x.shape * given["scales"] < 1).any():
+                continue
+        call = from_resize(attributes, x.shape, **given)
+        if call is None:
+            continue
+        found += 1
+        inputs = ["x", "", "scales"] if "scales" in given else ["x", "", "", "sizes"]
+        node = onnx.helper.make_node("Resize", inputs, ["y"], **attributes)
+        infos = [onnx.helper.make_tensor_value_info(n, 1 if n != "sizes" else 7, None) for n in ("x", *given)]
+        graph = onnx.helper.make_graph([node], "g", infos, [onnx.helper.make_tensor_value_info("y", 1, None)])
+        want = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)])).run(
+            None, {"x": x, **given}
+        )[0]
+        np.testing.assert_allclose(
+            ops.upsample2d(x, **call), want, rtol=1e-5, atol=1e-5, err_msg=f"{attributes} {given}"
+        )
+    assert found > 15

@@ -45,17 +45,15 @@ ORTOPS_CLONES void add_scaled(double* sum, const double* addend, double weight, 
 // The columns that the pixels of a row are made of.
 template <class W>
 struct Columns {
-  const int* at;
+  const int *at, *behind;
   const W* weight;
   int count, pixel;
-  int last;  // of the source
 };
 
 template <class W>
 ORTOPS_INLINE void blend_columns_loop(const W* row, const Columns<W>& columns, W* result) {
   for (int i = 0; i < columns.count; ++i) {
-    const W* from = row + columns.at[i];
-    result[i] = from[0] * (1 - columns.weight[i]) + from[1] * columns.weight[i];
+    result[i] = row[columns.at[i]] * (1 - columns.weight[i]) + row[columns.behind[i]] * columns.weight[i];
   }
 }
 ORTOPS_CLONES void blend_single(const float* row, const Columns<float>& columns, float* result) {
@@ -65,13 +63,31 @@ ORTOPS_CLONES void blend_single(const double* row, const Columns<double>& column
   blend_columns_loop(row, columns, result);
 }
 
-// The row has one pixel more than the source, so that there is one behind the last.
+// Two rows and their columns at once.
+template <class W>
+ORTOPS_INLINE void blend_rows_loop(const W* upper, const W* lower, W weight, const Columns<W>& columns, W* result) {
+  for (int i = 0; i < columns.count; ++i) {
+    const int at = columns.at[i], behind = columns.behind[i];
+    const W share = columns.weight[i], rest = 1 - share;
+    const W above = upper[at] * rest + upper[behind] * share, below = lower[at] * rest + lower[behind] * share;
+    result[i] = above * (1 - weight) + below * weight;
+  }
+}
+ORTOPS_CLONES void blend_rows(const float* upper, const float* lower, float weight, const Columns<float>& columns,
+                              float* result) {
+  blend_rows_loop(upper, lower, weight, columns, result);
+}
+ORTOPS_CLONES void blend_rows(const double* upper, const double* lower, double weight, const Columns<double>& columns,
+                              double* result) {
+  blend_rows_loop(upper, lower, weight, columns, result);
+}
+
 template <class W>
 void blend_columns(const W* row, const Columns<W>& columns, W* result) {
   if (columns.pixel == 1) return blend_single(row, columns, result);
+  const int64_t pixel = columns.pixel;
   for (int i = 0; i < columns.count; ++i) {
-    const W* from = row + int64_t(columns.at[i]) * columns.pixel;
-    blend(from, from + columns.pixel, columns.weight[i], result + int64_t(i) * columns.pixel, columns.pixel);
+    blend(row + columns.at[i] * pixel, row + columns.behind[i] * pixel, columns.weight[i], result + i * pixel, pixel);
   }
 }
 
@@ -101,6 +117,27 @@ ORTOPS_CLONES void pick(const uint64_t* row, const int* at, int count, uint64_t*
 template <size_t kBytes>
 using Bits = std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>;
 
+template <bool kBilinear, class W>
+const Tap<W>* taps_of(const Axis& axis, Context& context) {
+  Tap<W>* taps = scratch<Tap<W>>(context, axis.out);
+  for (int i = 0; i < axis.out; ++i) taps[i] = axis.tap<kBilinear, W>(i);
+  return taps;
+}
+
+// Calls f(row, plane, row of the plane) for rows begin..end of planes of `height` rows.
+template <class F>
+void for_rows(int64_t begin, int64_t end, int height, F&& f) {
+  int64_t plane = begin / height;
+  int at = static_cast<int>(begin % height);
+  for (int64_t row = begin; row < end; ++row) {
+    f(row, plane, at);
+    if (++at == height) {
+      at = 0;
+      ++plane;
+    }
+  }
+}
+
 template <class T>
 void nearest(const Problem& p, const T* x, T* y, Context& context) {
   const int in = p.columns.in, out = p.columns.out;
@@ -111,10 +148,11 @@ void nearest(const Problem& p, const T* x, T* y, Context& context) {
     twice = twice && at[i] == i / 2;
   }
   const int64_t from_row = int64_t(in) * p.pixel, to_row = int64_t(out) * p.pixel;
+  const Tap<float>* taps = taps_of<false, float>(p.rows, context);
   const auto rows = [&](int64_t begin, int64_t end) {
     int64_t before = -1;
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t source = row / p.rows.out * p.rows.in + p.rows.tap<false>(static_cast<int>(row % p.rows.out)).at;
+    for_rows(begin, end, p.rows.out, [&](int64_t row, int64_t plane, int of_plane) {
+      const int64_t source = plane * p.rows.in + taps[of_plane].at;
       const T* from = x + source * from_row;
       T* to = y + row * to_row;
       if (source == before) {
@@ -129,7 +167,7 @@ void nearest(const Problem& p, const T* x, T* y, Context& context) {
         pick(from, at, out, to);
       }
       before = source;
-    }
+    });
   };
   context.parallel_for(p.planes * p.rows.out, std::max<int64_t>(1, kGrain / to_row), rows);
 }
@@ -139,49 +177,60 @@ void bilinear(const Problem& p, const T* x, T* y, Context& context) {
   using W = Compute<T>;
   const int in = p.columns.in, out = p.columns.out;
   int* at = scratch<int>(context, out);
+  int* behind = scratch<int>(context, out);
   W* weight = scratch<W>(context, out);
   for (int i = 0; i < out; ++i) {
     const auto tap = p.columns.tap<true, W>(i);
     at[i] = tap.at;
+    behind[i] = std::min(tap.at + 1, in - 1);
     weight[i] = tap.weight;
   }
-  const Columns<W> columns = {at, weight, out, p.pixel, in - 1};
+  const Columns<W> columns = {at, behind, weight, out, p.pixel};
   const int64_t from_row = int64_t(in) * p.pixel, to_row = int64_t(out) * p.pixel;
-  const int64_t pieces = std::min<int64_t>(64, p.planes * p.rows.out);
-  const int64_t stride = from_row + p.pixel + 3 * to_row;
+  const Tap<W>* taps = taps_of<true, W>(p.rows, context);
+  const bool once = p.pixel == 1 && p.rows.step > 1;  // a blended row would hardly be used again
+  const int64_t rows = p.planes * p.rows.out;
+  const int64_t pieces = std::min<int64_t>(64, rows);
+  const int64_t stride = from_row + 3 * to_row;
   W* memory = scratch<W>(context, pieces * stride);
   const auto piece = [&](int64_t index) {
     W* source = memory + index * stride;
-    W* blended[2] = {source + from_row + p.pixel, source + from_row + p.pixel + to_row};
+    W* blended[2] = {source + from_row, source + from_row + to_row};
     W* result = blended[1] + to_row;
     int64_t held[2] = {-1, -1};
     // A source row with its columns blended; the last two of them are kept.
     const auto row_of = [&](int64_t row) {
       const int slot = static_cast<int>(row & 1);
       if (held[slot] != row) {
-        widen(x + row * from_row, source, from_row);
-        std::copy(source + from_row - p.pixel, source + from_row, source + from_row);
-        blend_columns(source, columns, blended[slot]);
+        if constexpr (std::is_same_v<T, W>) {
+          blend_columns(x + row * from_row, columns, blended[slot]);
+        } else {
+          widen(x + row * from_row, source, from_row);
+          blend_columns(source, columns, blended[slot]);
+        }
         held[slot] = row;
       }
       return static_cast<const W*>(blended[slot]);
     };
-    const int64_t rows = p.planes * p.rows.out;
-    for (int64_t row = rows * index / pieces; row < rows * (index + 1) / pieces; ++row) {
-      const auto tap = p.rows.tap<true, W>(static_cast<int>(row % p.rows.out));
-      const int64_t plane = row / p.rows.out * p.rows.in;
-      const W* upper = row_of(plane + tap.at);
-      const W* lower = tap.at < p.rows.in - 1 ? row_of(plane + tap.at + 1) : upper;
-      T* to = y + row * to_row;
-      if constexpr (std::is_same_v<T, W>) {
-        blend(upper, lower, tap.weight, to, to_row);
-      } else {
-        blend(upper, lower, tap.weight, result, to_row);
-        narrow(result, to, to_row);
-      }
-    }
+    for_rows(rows * index / pieces, rows * (index + 1) / pieces, p.rows.out,
+             [&](int64_t row, int64_t plane, int of_plane) {
+               const Tap<W> tap = taps[of_plane];
+               const int64_t first = plane * p.rows.in + tap.at, second = first + (tap.at < p.rows.in - 1);
+               T* to = y + row * to_row;
+               if constexpr (std::is_same_v<T, W>) {
+                 if (once) return blend_rows(x + first * from_row, x + second * from_row, tap.weight, columns, to);
+               }
+               const W* upper = row_of(first);
+               const W* lower = row_of(second);
+               if constexpr (std::is_same_v<T, W>) {
+                 blend(upper, lower, tap.weight, to, to_row);
+               } else {
+                 blend(upper, lower, tap.weight, result, to_row);
+                 narrow(result, to, to_row);
+               }
+             });
   };
-  const int64_t grain = std::max<int64_t>(1, kGrain * pieces / std::max<int64_t>(1, p.planes * p.rows.out * to_row));
+  const int64_t grain = std::max<int64_t>(1, kGrain * pieces / (rows * to_row));
   context.parallel_for(pieces, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) piece(i);
   });
@@ -207,6 +256,7 @@ void gradient(const Problem& p, const T* d_y, T* d_x, Context& context) {
     }
   }
   const int64_t from_row = int64_t(out) * p.pixel, to_row = int64_t(in) * p.pixel;
+  const Tap<W>* taps = taps_of<kBilinear, W>(p.rows, context);
   const int64_t rows = p.planes * p.rows.in;
   const int64_t pieces = std::min<int64_t>(64, rows);
   const int64_t stride = 2 * from_row + to_row;
@@ -215,14 +265,12 @@ void gradient(const Problem& p, const T* d_y, T* d_x, Context& context) {
     W* sum = memory + index * stride;  // of the rows of d_y, its columns still apart
     W* wide = sum + from_row;
     W* result = wide + from_row;
-    for (int64_t row = rows * index / pieces; row < rows * (index + 1) / pieces; ++row) {
-      const int64_t plane = row / p.rows.in * p.rows.out;
-      const int at = static_cast<int>(row % p.rows.in);
+    for_rows(rows * index / pieces, rows * (index + 1) / pieces, p.rows.in, [&](int64_t row, int64_t plane, int at) {
       const int begin = p.rows.first<kBilinear>(kBilinear ? at - 1 : at), end = p.rows.first<kBilinear>(at + 1);
       std::fill(sum, sum + from_row, W(0));
       for (int i = begin; i < end; ++i) {
-        const auto tap = p.rows.tap<kBilinear, W>(i);
-        const T* from = d_y + (plane + i) * from_row;
+        const Tap<W> tap = taps[i];
+        const T* from = d_y + (plane * p.rows.out + i) * from_row;
         const W share = tap.at == at ? 1 - tap.weight : tap.weight;
         if constexpr (std::is_same_v<T, W>) {
           add_scaled(sum, from, share, from_row);
@@ -244,9 +292,9 @@ void gradient(const Problem& p, const T* d_y, T* d_x, Context& context) {
         }
       }
       narrow(result, d_x + row * to_row, to_row);
-    }
+    });
   };
-  const int64_t grain = std::max<int64_t>(1, kGrain * pieces / std::max<int64_t>(1, rows * to_row));
+  const int64_t grain = std::max<int64_t>(1, kGrain * pieces / (rows * std::max(from_row, to_row)));
   context.parallel_for(pieces, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) piece(i);
   });
