@@ -283,7 +283,7 @@ bool move_by_blocks(const T* x, T* y, const Extent* axes, int rank, Context& con
   while (!choose_lengths<T>(axes, by_x, rank, bytes, lengths)) bytes /= 2;
 
   Blocks b = {};
-  b.volume = 1;
+  b.volume = b.lengths[0] = b.lengths[1] = 1;
   int limited = 0;
   int tags[Walk::kMaxAxes] = {}, within[Walk::kMaxAxes] = {};
   int64_t count = 1, x_span = 0, y_span = 0;
