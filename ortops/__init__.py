@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ortops._standard import onnx
     from ortops.functions import attach_functions, lower
     from ortops.graph import Graph, Value
+    from ortops.rewrite import remove_broadcasts
     from ortops.session import InferenceSession, register
     from ortops.training import gradients
 
@@ -37,6 +38,7 @@ _HOMES = {
     "LibraryError": "ortops._library",
     "build_info": "ortops._library",
     "library_path": "ortops._library",
+    "remove_broadcasts": "ortops.rewrite",
     "InferenceSession": "ortops.session",
     "register": "ortops.session",
     "gradients": "ortops.training",
@@ -58,6 +60,7 @@ __all__ = [
     "onnx",
     "ops",
     "register",
+    "remove_broadcasts",
 ]
 
 
