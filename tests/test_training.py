@@ -162,6 +162,19 @@ def _rules() -> list[Rule]:
         Rule("Expand", lambda x: standard.Expand(x, [2, 4, 3]), lambda x: x.expand(2, 4, 3), [(4, 1)]),
         Rule("Expand two ways", lambda x: standard.Expand(x, [2, 1, 1]), lambda x: x.expand(2, 4, 3), [(4, 3)]),
     ]
+    for starts, ends, axes, steps in (
+        ([1], [3], [0], [1]),
+        ([-1, 0], [-(2**63), 2**63 - 1], [0, 1], [-2, 2]),
+        ([2], [2], [1], [1]),
+    ):
+        rules.append(
+            Rule(
+                f"Slice {starts} {ends} {axes} {steps}",
+                lambda x, s=starts, e=ends, a=axes, t=steps: standard.Slice(x, s, e, a, t),
+                lambda x, s=starts, e=ends, a=axes, t=steps: _index(x, s, e, a, t),
+                [(5, 4)],
+            )
+        )
     rows, elements = np.array([[1, -1], [0, 1]]), np.array([[0, 1, 1, -1], [2, 0, 2, 2]])
     rules += [
         Rule(
@@ -199,6 +212,13 @@ def _rules() -> list[Rule]:
                         )
                     )
     return rules
+
+
+def _index(x: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        at = range(x.shape[axis])[slice(start, end, step)]
+        x = x.index_select(axis, torch.tensor(list(at), dtype=torch.int64))
+    return x
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["known sizes", "symbolic sizes"])
@@ -538,6 +558,10 @@ def test_bad_calls() -> None:
         (lambda: ortops.gradients([y], x, [i]), r"d_outputs: expected the type and shape of .*, got <i: int64\[3\]>"),
         (lambda: ortops.gradients([y], x, [g.constant(np.ones((2, 4), np.float32))]), "d_outputs: expected the type"),
         (lambda: ortops.gradients([y], x, [other.input("d", "float32")]), "belongs to another graph, other"),
+        (
+            lambda: ortops.gradients(g.onnx.Slice(x, i, i), x),
+            r"Slice \(node Slice\): starts: its gradient needs a constant, got <i",
+        ),
         (
             lambda: ortops.gradients(g.input("u", "float32") @ x, x),
             r"MatMul \(node MatMul\): its gradient needs the rank of u; give its input a shape",

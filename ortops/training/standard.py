@@ -307,6 +307,16 @@ def _(call: Call) -> Value:
     return result
 
 
+@rule("Slice")
+def _(call: Call) -> Value:
+    names = ("starts", "ends", "axes", "steps")
+    given = {name: call.constant(name, call.input(index)) for index, name in enumerate(names, 1)}
+    result: Value = ops.strided_slice_gradient(
+        call.d, call.x, **{name: v for name, v in given.items() if v is not None}
+    )
+    return result
+
+
 @rule("Split")
 def _(call: Call) -> Value:
     parts = [
