@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(ScatterTuning::kThreads)
   for (int row = threadIdx.y; row < row_count; row += blockDim.y) {
     for (int64_t column = int64_t(threadIdx.x) * N; column < pitch; column += int64_t(blockDim.x) * N) {
       const int64_t at = (first + row) * pitch + column;
-      Vector<T, N> value = load<N>(x + at, x != nullptr);
+      Vector<T, N> value = load<N, Reuse::none>(x + at, x != nullptr);
       if (matches > 0 && column < width) {
         Vector<float, N> total = to_float(value);
         for (int match = 0; match < matches; match += kUnroll) {
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(ScatterTuning::kThreads)
 #pragma unroll
           for (int i = 0; i < kUnroll; ++i) {
             mine[i] = match + i < matches && rows[min(match + i, kFew - 1)] == row;
-            more[i] = load<N>(updates + (mine[i] ? positions[match + i] : 0) * width + column, mine[i]);
+            more[i] = load<N, Reuse::none>(updates + (mine[i] ? positions[match + i] : 0) * width + column, mine[i]);
           }
 #pragma unroll
           for (int i = 0; i < kUnroll; ++i) {
@@ -196,7 +196,7 @@ struct Tiles {
   uint32_t updates;          // of a line
   int64_t update_step, index_step;
   bool side_by_side;  // inner > 1: then lines is a power of two
-  Divisor by_updates, by_places, by_lines, by_parts, by_groups;
+  Divisor by_updates, by_lines, by_parts, by_groups;
   // The other axes, over which lines are numbered; a line has updates where it is below the limits.
   int rank;
   Divisor sizes[kMaxRank];
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(ScatterTuning::kTileThreads)
     scatter_tiles(const Tiles t, const I* __restrict__ indices, const T* __restrict__ updates, const T* x, T* y,
                   const bool aligned, int64_t* report) {
   constexpr int kThreads = ScatterTuning::kTileThreads, N = kWidth<T>;
-  extern __shared__ float tile[];
+  extern __shared__ __align__(32) float tile[];
   __shared__ int64_t first_update[ScatterTuning::kTileLines], first_index[ScatterTuning::kTileLines];
   const int group = t.by_parts.quotient(blockIdx.x);
   const int begin = (blockIdx.x - group * t.parts) * t.places;
@@ -261,9 +261,7 @@ __global__ void __launch_bounds__(ScatterTuning::kTileThreads)
   const int vectors = t.side_by_side || !aligned ? 0 : run / N;
   if (x && !t.side_by_side) {
     for (int i = threadIdx.x; i < vectors; i += kThreads) {
-      const Vector<float, N> values = to_float(load<N, Reuse::none>(x + start + i * N));
-#pragma unroll
-      for (int j = 0; j < N; ++j) tile[i * N + j] = values[j];
+      store(tile + i * N, to_float(load<N, Reuse::none>(x + start + i * N)));
     }
     for (int i = vectors * N + threadIdx.x; i < run; i += kThreads) tile[i] = to_float(x[start + i]);
   } else if (x) {
@@ -272,7 +270,7 @@ __global__ void __launch_bounds__(ScatterTuning::kTileThreads)
       if (line < lines) tile[i] = to_float(x[start + place * t.inner + line]);
     }
   } else {
-    for (int i = threadIdx.x; i < t.lines * places; i += kThreads) tile[i] = 0;
+    for (int i = threadIdx.x * 4; i < t.lines * places; i += kThreads * 4) store(tile + i, Vector<float, 4>{});
   }
   __syncthreads();
   const uint32_t count = (t.side_by_side ? t.lines : lines) * t.updates;
@@ -305,10 +303,7 @@ __global__ void __launch_bounds__(ScatterTuning::kTileThreads)
     return;
   }
   for (int i = threadIdx.x; i < vectors; i += kThreads) {
-    Vector<float, N> values;
-#pragma unroll
-    for (int j = 0; j < N; ++j) values[j] = tile[i * N + j];
-    store(y + start + i * N, from_float<T>(values));
+    store(y + start + i * N, from_float<T>(load<N>(tile + i * N)));
   }
   for (int i = vectors * N + threadIdx.x; i < run; i += kThreads) y[start + i] = from_float<T>(tile[i]);
 }
@@ -367,7 +362,8 @@ void run_tiles(const Tiles& t, const Scattering<I, T>& s, int64_t* report, Conte
   const bool aligned = is_aligned<kWidth<T>>(step, {s.x, static_cast<const T*>(s.y)});
   with_reduction(s.reduction, [&](auto combine) {
     launch(scatter_tiles<decltype(combine), I, T>, static_cast<int>(blocks), ScatterTuning::kTileThreads,
-           size_t(t.lines) * t.places * sizeof(float), context, t, s.indices, s.updates, s.x, s.y, aligned, report);
+           (size_t(t.lines) * t.places + 3) / 4 * 4 * sizeof(float), context, t, s.indices, s.updates, s.x, s.y,
+           aligned, report);
   });
 }
 
@@ -377,8 +373,8 @@ template <class I>
 __global__ void __launch_bounds__(ScatterTuning::kThreads)
     find_targets(const RowWalk<false> walk, const I* indices, const int count, const uint32_t y_rows,
                  const int64_t skip, uint32_t* rows, uint32_t* positions, int64_t* report) {
-  const int row = blockIdx.x * ScatterTuning::kThreads + threadIdx.x;
-  if (row >= count) return;
+  const uint32_t row = blockIdx.x * ScatterTuning::kThreads + threadIdx.x;
+  if (row >= uint32_t(count)) return;
   const int64_t target = target_of(walk, indices, row, skip, report);
   rows[row] = target < 0 ? y_rows : static_cast<uint32_t>(target);
   positions[row] = row;
