@@ -19,6 +19,7 @@ constexpr int64_t kGrain = 16384;    // elements worth a thread's while
 constexpr int64_t kPiece = 1 << 17;  // elements of a piece of a long row
 constexpr int64_t kManyRows = 16;    // that are not cut
 constexpr int64_t kLineBytes = 64;   // of rows side by side
+constexpr int64_t kInserted = 16;    // a k up to which each of the best is put into its place
 constexpr int64_t kRadix = 1024;     // elements from which on digits sort faster than comparisons
 constexpr int kBits = 32;            // of an index beside its key
 
@@ -85,8 +86,13 @@ class Best {
       const int64_t end = std::min(count, (block + 1) * kBlock);
       for (int64_t i = block * kBlock; i < end; ++i) {
         if (full_ && keys[i] <= worst_) continue;
-        if (static_cast<int64_t>(held_.size()) == room_) prune();
-        held_.push_back(pack(keys[i], static_cast<uint32_t>(first + i), kBits));
+        const P packed = pack(keys[i], static_cast<uint32_t>(first + i), kBits);
+        if (k_ <= kInserted) {
+          insert(packed);
+        } else {
+          if (static_cast<int64_t>(held_.size()) == room_) prune();
+          held_.push_back(packed);
+        }
       }
     }
   }
@@ -100,6 +106,14 @@ class Best {
   }
 
  private:
+  // Where k is small, what is held is in order, and never more than k.
+  void insert(P packed) {
+    if (full_) held_.pop_back();
+    held_.insert(std::upper_bound(held_.begin(), held_.end(), packed, std::greater<>()), packed);
+    full_ = static_cast<int64_t>(held_.size()) == k_;
+    worst_ = static_cast<Key>(held_.back() >> kBits);
+  }
+
   void prune() {
     std::nth_element(held_.begin(), held_.begin() + (k_ - 1), held_.end(), std::greater<>());
     held_.resize(k_);

@@ -20,7 +20,7 @@ namespace {
 
 // Not measured yet: worked out for an H200, which has 132 multiprocessors of 64 K registers and 50 MB of L2.
 struct Tuning {
-  static constexpr int kFewLoads = 2;  // of a vector a thread, for short rows
+  static constexpr int kFewLoads = 4;  // of a vector a thread, for short rows
   static constexpr int kLoads = 8;     // and for long ones: 32 registers, so that two blocks of 512 fit
   static constexpr int kWarps = 4;     // rows a block where a row is a warp's
   static constexpr int kWarpK = 64;    // beyond it a warp's ordering of what it found takes too long
@@ -29,7 +29,7 @@ struct Tuning {
   static constexpr int kMaxK = 2048;           // selected; more are sorted
   static constexpr int kCapacity = 2 * kMaxK;  // of what a block orders in shared memory
   static constexpr int kSlices = 264;          // wanted where rows are cut: two blocks a multiprocessor
-  static constexpr int kMinSliceBytes = 16384;
+  static constexpr int kMinSlice = 8192;       // elements
   static constexpr int64_t kCached = 4 << 20;  // bytes that are read with a stride rather than transposed
   static constexpr int64_t kSorted = 1 << 26;  // elements sorted at a time, where rows are shorter
 };
@@ -110,66 +110,101 @@ struct Team : Base {
   }
 };
 
-// A row of which each thread holds kGroups vectors in registers.
-template <class T, int kLoads, bool kAligned>
+// A row of which each thread holds kGroups vectors in registers. They lie where memory is aligned to them, so that the
+// first and the last may hold elements that are not the row's; with a stride they are put together from elements.
+template <class T, int kLoads, bool kStrided>
 struct Held {
   using Value = Compared<T>;
+  using Elements = Vector<T, ortops::kVector<T>>;
+  using Words = ortops::detail::WordsOf<Elements>;  // as which they take the fewest registers
   static constexpr int kVector = ortops::kVector<T>;
   static constexpr int kGroups = kLoads;
   // 16-bit floats have zeros, or in negative keys ones, below: those bits tell no two of them apart.
   static constexpr int kLowestBit = std::is_same_v<T, float16> ? 13 : std::is_same_v<T, bfloat16> ? 16 : 0;
 
   const T* x;
-  int64_t stride;  // 1 where kAligned
+  int64_t stride;
   bool largest;
   int n;
-  Share<kVector, kAligned, int> share;
-  Vector<T, kVector> held[kLoads];
+  int thread, threads;
+  int before;  // elements of the first vector that are before the row
+  Words held[kLoads];
 
-  __device__ __forceinline__ Value at(int i) const { return oriented(compared(x[i * stride]), largest); }
+  __device__ __forceinline__ Held(const T* x, int64_t stride, bool largest, int n, int thread, int threads)
+      : x(x), stride(kStrided ? stride : 1), largest(largest), n(n), thread(thread), threads(threads) {
+    before = kStrided ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(x) / sizeof(T) % kVector);
+  }
 
+  __device__ __forceinline__ Value at(int i) const { return compared(oriented(x[i * stride], largest)); }
+
+  // Of the thread's vector, where its element 0 is in the row.
+  __device__ __forceinline__ int first(int step) const { return (step * threads + thread) * kVector - before; }
+  __device__ __forceinline__ int index(int bit) const { return first(bit / kVector) + bit % kVector; }
+
+  __device__ __forceinline__ Elements elements(int step) const {
+    return ortops::detail::bit_cast<Elements>(held[step]);
+  }
+
+  // What lies outside of the row is held as the worst value.
   __device__ __forceinline__ void load() {
 #pragma unroll
     for (int step = 0; step < kLoads; ++step) {
-      if constexpr (kAligned) {
-        held[step] = share.template read<Reuse::none>(x, step);
-      } else {
+      Elements loaded;
+      if constexpr (kStrided) {
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          held[step][i] = ortops::load<1>(x + share.at(step, i) * stride, share.has(step, i))[0];
+          const int at = first(step) + i;
+          loaded[i] = ortops::load<1>(x + at * stride, at < n)[0];
+        }
+      } else {
+        loaded = ortops::load<kVector, Reuse::none>(x + first(step), first(step) < n);
+      }
+      held[step] = ortops::detail::bit_cast<Words>(loaded);
+    }
+#pragma unroll
+    for (int step = 0; step < kLoads; ++step) {
+      Elements turned = elements(step);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) turned[i] = oriented(turned[i], largest);
+      if (first(step) < 0 || first(step) + kVector > n) {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          if (first(step) + i < 0 || first(step) + i >= n) turned[i] = worst<T>();
         }
       }
+      held[step] = ortops::detail::bit_cast<Words>(turned);
     }
   }
 
   __device__ __forceinline__ Value best(int group) const {
-    Value result = worst<Value>();
+    const Elements all = elements(group);
+    Value result = compared(all[0]);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const Value value = oriented(compared(held[group][i]), largest);
-      if (share.has(group, i) && value > result) result = value;
-    }
+    for (int i = 1; i < kVector; ++i) result = better(result, compared(all[i]));
     return result;
   }
 
   __device__ __forceinline__ uint64_t reaching(Value bound) const {
+    constexpr unsigned kAll = (1u << kVector) - 1;
     uint64_t mask = 0;
 #pragma unroll
     for (int step = 0; step < kLoads; ++step) {
+      const Elements all = elements(step);
+      unsigned reached = 0;
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const bool reaches = share.has(step, i) && !(oriented(compared(held[step][i]), largest) < bound);
-        mask |= uint64_t(reaches) << (step * kVector + i);
-      }
+      for (int i = 0; i < kVector; ++i) reached |= unsigned(!(compared(all[i]) < bound)) << i;
+      const int begin = max(-first(step), 0), end = min(max(n - first(step), 0), kVector);
+      reached &= (kAll << begin) & ~(kAll << end);
+      mask |= uint64_t(reached) << (step * kVector);
     }
     return mask;
   }
-
-  __device__ __forceinline__ int index(int bit) const { return share.at(bit / kVector, bit % kVector); }
 };
 
-template <class T, int kLoads, bool kAligned, bool kWarpRows>
-__global__ void __launch_bounds__(kWarpRows ? kWarp * Tuning::kWarps : Tuning::kMaxThreads)
+template <class T, int kLoads, bool kStrided, bool kWarpRows>
+__global__ void __launch_bounds__(kWarpRows ? kWarp * Tuning::kWarps : Tuning::kMaxThreads, kStrided    ? 1
+                                                                                            : kWarpRows ? 8
+                                                                                                        : 2)
     select_kernel(const Problem<T> p) {
   using Key = KeyOf<Compared<T>>;
   extern __shared__ uint4 memory[];
@@ -197,7 +232,7 @@ __global__ void __launch_bounds__(kWarpRows ? kWarp * Tuning::kWarps : Tuning::k
     const T* x = p.x + p.in.begin(whole) + first * p.in.inner;
     const int* map = p.map ? p.map + whole * p.in.size : nullptr;
     const int64_t out = p.picked ? whole * p.out.size + int64_t(slice) * p.k : p.out.begin(whole);
-    Held<T, kLoads, kAligned> held = {x, p.in.inner, p.largest, n, {n, team.thread, team.threads}, {}};
+    Held<T, kLoads, kStrided> held(x, p.in.inner, p.largest, n, team.thread, team.threads);
     select_best(team, held, desk, k, p.largest, p.sorted, [&](int place, uint32_t index) {
       const int original = map ? map[index] : static_cast<int>(first) + static_cast<int>(index);
       if (p.picked) {
@@ -216,49 +251,47 @@ int round_up(int64_t value, int low, int high) {
   return static_cast<int>(std::bit_ceil<uint64_t>(std::clamp<int64_t>(value, low, high)));
 }
 
+// Elements that the first vector of a row may hold before the row begins.
+template <class T>
+int lead(const Problem<T>& p) {
+  const bool aligned = is_aligned<kVector<T>>(p.in.size, {p.x}) && (p.slices == 1 || p.slice % kVector<T> == 0);
+  return p.in.inner > 1 || aligned ? 0 : kVector<T> - 1;
+}
+
 template <class T>
 void select(Problem<T>& p, Context& context) {
   using Key = KeyOf<Compared<T>>;
-  const bool warp = p.slice <= held_by<T>(kWarp, Tuning::kLoads) && p.k <= Tuning::kWarpK;
-  const int wanted = warp ? std::max(128, 4 * p.k) : std::max(256, 8 * p.k);
-  p.capacity = round_up(std::min<int64_t>(wanted, p.slice), std::max(1, p.k), Tuning::kCapacity);
+  const int held = p.slice + lead(p);
+  const bool warp = held <= held_by<T>(kWarp, Tuning::kLoads) && p.k <= Tuning::kWarpK;
+  const int wanted = std::max(warp ? 64 : 256, 8 * p.k);
+  p.capacity = round_up(std::min(wanted, p.slice), p.k, Tuning::kCapacity);
 
-  const auto start = [&](auto loads, auto aligned, auto by_warp) {
+  const auto start = [&](auto loads, auto by_warp) {
     constexpr int kLoads = decltype(loads)::value;
     constexpr bool kByWarp = decltype(by_warp)::value;
     const int threads = kByWarp ? kWarp * Tuning::kWarps
-                                : round_up(std::max<int64_t>((p.slice - 1) / held_by<T>(1, kLoads) + 1, p.capacity / 4),
+                                : round_up(std::max<int64_t>((held - 1) / held_by<T>(1, kLoads) + 1, p.capacity / 4),
                                            Tuning::kMinThreads, Tuning::kMaxThreads);
     const int teams = kByWarp ? Tuning::kWarps : 1;
-    const int64_t blocks = std::min<int64_t>((p.rows + teams - 1) / teams, 1 << 30);
-    launch(select_kernel<T, kLoads, decltype(aligned)::value, kByWarp>, static_cast<unsigned>(blocks), threads,
-           teams * Desk<Key>::bytes(p.capacity), context, p);
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>((p.rows + teams - 1) / teams, 1 << 30));
+    launch(p.in.inner > 1 ? select_kernel<T, kLoads, true, kByWarp> : select_kernel<T, kLoads, false, kByWarp>, blocks,
+           threads, teams * Desk<Key>::bytes(p.capacity), context, p);
   };
   constexpr std::integral_constant<int, Tuning::kFewLoads> few;
   constexpr std::integral_constant<int, Tuning::kLoads> many;
-  const auto by_team = [&](auto aligned) {
-    if (warp) {
-      p.slice <= held_by<T>(kWarp, few) ? start(few, aligned, std::true_type())
-                                        : start(many, aligned, std::true_type());
-    } else {
-      p.slice <= held_by<T>(Tuning::kMaxThreads, few) ? start(few, aligned, std::false_type())
-                                                      : start(many, aligned, std::false_type());
-    }
-  };
-  const bool slices_aligned = p.slices == 1 || p.slice % kVector<T> == 0;
-  if (p.in.inner == 1 && slices_aligned && is_aligned<kVector<T>>(p.in.size, {p.x})) {
-    by_team(std::true_type());
+  if (warp) {
+    held <= held_by<T>(kWarp, few) ? start(few, std::true_type()) : start(many, std::true_type());
   } else {
-    by_team(std::false_type());
+    held <= held_by<T>(Tuning::kMaxThreads, few) ? start(few, std::false_type()) : start(many, std::false_type());
   }
 }
 
 // Elements of a slice of such rows: as many as a block holds, or fewer where there would not be blocks enough.
 template <class T>
-int slice_of(int64_t rows, int64_t size, int k) {
-  int slice = static_cast<int>(held_by<T>(Tuning::kMaxThreads, Tuning::kLoads));
-  while (rows * ((size + slice - 1) / slice) < Tuning::kSlices && slice > Tuning::kMinSliceBytes / int(sizeof(T)) &&
-         slice > 16 * k) {
+int slice_of(const Problem<T>& p) {
+  int slice = static_cast<int>(held_by<T>(Tuning::kMaxThreads, Tuning::kLoads)) - (lead(p) > 0 ? kVector<T> : 0);
+  while (p.rows * ((p.in.size + slice - 1) / slice) < Tuning::kSlices &&
+         slice > std::max(Tuning::kMinSlice, 32 * p.k)) {
     slice /= 2;
   }
   return slice;
@@ -302,7 +335,7 @@ __global__ void make_keys(const T* x, Rows in, int64_t first_row, int64_t count,
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x) {
     const int64_t row = i / in.size;
     const T value = x[in.begin(first_row + row) + (i - row * in.size) * in.inner];
-    keys[i] = ~key_of(oriented(compared(value), largest), largest);
+    keys[i] = ~key_of(compared(oriented(value, largest)), largest);
     elements[i] = static_cast<uint32_t>(i);
   }
 }
@@ -408,9 +441,9 @@ void select_top_k_cuda(const SelectTopKArgs<T>& a, Context& context) {
   if (k > Tuning::kMaxK) return sort_all(p, context);
 
   p.k = static_cast<int>(k);
-  while (p.in.size > held_by<T>(Tuning::kMaxThreads, Tuning::kLoads)) {
+  while (p.in.size + lead(p) > held_by<T>(Tuning::kMaxThreads, Tuning::kLoads)) {
     Problem<T> part = p;
-    part.slice = slice_of<T>(p.rows, p.in.size, p.k);
+    part.slice = slice_of(p);
     part.slices = narrow((p.in.size + part.slice - 1) / part.slice);
     part.rows = p.rows * part.slices;
     part.sorted = false;

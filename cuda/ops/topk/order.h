@@ -3,6 +3,7 @@
 // into one integer, have no equals.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -32,14 +33,43 @@ ORTOPS_HOST_DEVICE Compared<T> compared(T value) {
   }
 }
 
-template <class V>
-constexpr KeyOf<V> kTopBit = KeyOf<V>(1) << (8 * sizeof(V) - 1);
+template <class T>
+using BitsOf = std::conditional_t<
+    sizeof(T) == 8, uint64_t,
+    std::conditional_t<sizeof(T) == 4, uint32_t, std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>>;
 
-// Turned so that the larger is the better: the value itself, or its opposite where the smallest are wanted.
+template <class T>
+constexpr BitsOf<T> kTopBit = BitsOf<T>(BitsOf<T>(1) << (8 * sizeof(T) - 1));
+
+// What turns a value's bits so that the larger is the better: nothing, or what reverses the order where the smallest
+// are wanted.
+template <class T>
+ORTOPS_HOST_DEVICE BitsOf<T> turn(bool largest) {
+  return largest ? 0 : is_float<T> ? kTopBit<T> : BitsOf<T>(~BitsOf<T>(0));
+}
+template <class T>
+ORTOPS_HOST_DEVICE T oriented(T value, bool largest) {
+  return detail::bit_cast<T>(BitsOf<T>(detail::bit_cast<BitsOf<T>>(value) ^ turn<T>(largest)));
+}
+
+// The oriented value that no other (but NaN) is worse than.
+template <class T>
+ORTOPS_HOST_DEVICE T worst() {
+  if constexpr (is_float<T>) {
+    return from_compute<T>(-Compute<T>(__builtin_huge_val()));
+  } else {
+    return std::is_signed_v<T> ? detail::bit_cast<T>(kTopBit<T>) : T(0);
+  }
+}
+
+// The better of two oriented values; a NaN is passed over.
 template <class V>
-ORTOPS_HOST_DEVICE V oriented(V value, bool largest) {
-  const KeyOf<V> flip = is_float<V> ? kTopBit<V> : ~KeyOf<V>(0);
-  return detail::bit_cast<V>(KeyOf<V>(detail::bit_cast<KeyOf<V>>(value) ^ (largest ? 0 : flip)));
+ORTOPS_HOST_DEVICE V better(V a, V b) {
+  if constexpr (std::is_same_v<V, float>) {
+    return fmaxf(a, b);
+  } else {
+    return b > a ? b : a;
+  }
 }
 
 // The key of an oriented value.
@@ -62,16 +92,6 @@ ORTOPS_HOST_DEVICE V value_of(KeyOf<V> key) {
     return detail::bit_cast<V>(KeyOf<V>(key & kTopBit<V> ? key ^ kTopBit<V> : ~key));
   } else {
     return detail::bit_cast<V>(KeyOf<V>(key ^ kTopBit<V>));
-  }
-}
-
-// The oriented value that no other (but NaN) is worse than.
-template <class V>
-ORTOPS_HOST_DEVICE V worst() {
-  if constexpr (is_float<V>) {
-    return -V(__builtin_huge_val());
-  } else {
-    return detail::bit_cast<V>(kTopBit<V>);
   }
 }
 
