@@ -133,6 +133,26 @@ def test_o04_an_axis_longer_than_a_block(provider: str, size: int, dtype: str) -
     np.testing.assert_array_equal(values.astype(np.float32), x[0, [[3, 1, 4]]].astype(np.float32))
 
 
+@every_provider
+@pytest.mark.parametrize("types", list(SELECT_TOP_K.type_sets()), ids=lambda types: types["T"])
+@pytest.mark.parametrize("values", [1, 2, 30])
+def test_few_values(provider: str, types: dict[str, str], values: int) -> None:
+    """So that nearly all are equal to others: by the kernel, and by the function body."""
+    if provider == testing.CUDA and types["T"] == "float64":
+        pytest.skip("computed on the CPU alone")
+    rng = np.random.default_rng(values)
+    for size, k in ((20, 3), (1025, 8), (1025, 1025), (1003, 70), (5003, 700), (5003, 3000), (70_001, 3)):
+        x = rng.integers(0, values, (2, size)).astype(element_type(types["T"]))
+        if "float" in types["T"]:
+            x[rng.random(x.shape) < 0.003] = np.nan
+        for largest in (True, False):
+            attributes = {"k": k, "largest": largest, "sorted": size != 1003}
+            sample = testing.Sample(SELECT_TOP_K, "", types, (x, None), attributes, ("values", "indices"))
+            testing.compare(sample, testing.run(sample, provider))
+            if provider == testing.CPU and types["T"] != "bfloat16" and size < 5000:
+                testing.compare(sample, testing.run_body(sample))
+
+
 #: Around every bound between two ways to do it.
 SIZES = (1, 31, 128, 129, 255, 256, 512, 1024, 2048, 2049, 4097, 8192, 8200, 16384, 16400, 32768, 33000, 65536, 150_007)
 
@@ -237,3 +257,25 @@ def test_what_cuda_does_with_a_row_on_the_host(tmp_path: Path) -> None:
     )
     result = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout
+
+
+@every_provider
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("sorted_", [True, False])
+def test_the_gradient_is_pytorchs(provider: str, dtype: str, sorted_: bool) -> None:
+    """Of different values; elements that were not selected have none."""
+    torch = pytest.importorskip("torch")
+    x = np.stack([np.random.default_rng(row).permutation(200) - 100.0 for row in range(6)]).reshape(2, 3, 200)
+    x = x.astype(element_type(dtype))
+    for axis, k in ((-1, 7), (1, 2), (0, 0)):
+        attributes = {"k": k, "axis": axis, "sorted": sorted_}
+        sample = testing.Sample(SELECT_TOP_K, "", {"T": dtype}, (x, None), attributes, ("values", "indices"))
+        (d_values,) = testing.random_d_outputs(sample)
+        got = testing.run_gradient(sample, [d_values], provider)[0]
+        leaf = torch.tensor(x.astype(np.float32), requires_grad=True)
+        values, indices = torch.topk(leaf, k, axis)
+        if not sorted_:  # torch's order may be any: ours is that of the indices
+            indices = indices.sort(axis).values
+            values = leaf.gather(axis, indices)
+        values.backward(torch.tensor(d_values.astype(np.float32)))
+        np.testing.assert_array_equal(got.astype(np.float32), leaf.grad.numpy())
