@@ -44,6 +44,7 @@ class Cases:
         except Exception as problem:
             self.failed.append(name)
             print(f"FAILED {name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
+        self.runner.release()
 
 
 def embedding(c: Cases) -> None:
@@ -66,19 +67,13 @@ def embedding(c: Cases) -> None:
             moved,
         )
         d_y = c.random(rows, width)
-
-        def backward(i: Any, t: Any, d: Any, deterministic: bool) -> Any:
-            return ops.take_gradient(d, i, t, axis=0, deterministic=deterministic)
-
-        for deterministic in (False, True):
-            c.add(
-                f"Embedding gradient{', deterministic' if deterministic else ''} {rows} rows of {width}",
-                lambda i, t, d, flag=deterministic: backward(i, t, d, flag),
-                {**inputs, "d_y": d_y},
-                lambda i=index, d=d_y, v=vocabulary: aten.embedding_dense_backward(d, i, v, -1, False),
-                (rows + vocabulary) * width * c.size + 8 * rows,
-                stock=not deterministic,
-            )
+        c.add(
+            f"Embedding gradient {rows} rows of {width}",
+            lambda i, t, d: ops.take_gradient(d, i, t, axis=0),
+            {**inputs, "d_y": d_y},
+            lambda i=index, d=d_y, v=vocabulary: aten.embedding_dense_backward(d, i, v, -1, False),
+            (rows + vocabulary) * width * c.size + 8 * rows,
+        )
     x, index = c.random(4096, 8192), torch.randint(0, 8192, (2048,), device="cuda")
     c.add(
         "Take 2048 columns of 4096x8192",
@@ -412,7 +407,6 @@ def main() -> None:
                 cases = Cases(bench, runner, rate, getattr(torch, name))
                 group(cases)
                 failed += cases.failed
-                runner.release()
             bench.write(arguments.out, "movement")
     if failed:
         raise SystemExit(f"{len(failed)} cases failed: {'; '.join(failed)}")

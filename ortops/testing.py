@@ -272,7 +272,7 @@ def _names(model: bytes) -> set[str]:
     return {node.op_type for node in onnx.load_model_from_string(model).graph.node if node.domain == "ortops"}
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)  # each holds memory of the GPU
 def _session(model: bytes, provider: str, options: tuple[tuple[str, str], ...] = ()) -> Any:
     import onnxruntime
 
@@ -324,6 +324,14 @@ def run_body(sample: Sample) -> list[np.ndarray]:
     return [value.numpy() for value in session.run_with_ort_values(None, feeds)]
 
 
+@dataclass(frozen=True)
+class _Memory:
+    """Bytes on the GPU, a torch tensor, and where they begin: an empty tensor does not tell."""
+
+    bytes: Any
+    pointer: int
+
+
 class Bound:
     """The sample's node on CUDA with inputs and outputs in memory of our own, which lies `offset` elements off its alignment.
     Everything that is not an input is filled with 0xff before each run (NaN, or -1), so that what is not written is seen."""
@@ -345,7 +353,7 @@ class Bound:
                     continue
                 memory = self._memory(array.nbytes, array.itemsize * offset)
                 self.binding.bind_input(
-                    f"input{i}", "cuda", 0, ELEMENT_TYPES[str(array.dtype)], array.shape, memory.data_ptr()
+                    f"input{i}", "cuda", 0, ELEMENT_TYPES[str(array.dtype)], array.shape, memory.pointer
                 )
                 self.inputs.append(memory)
         self.outputs = []
@@ -355,24 +363,24 @@ class Bound:
             )
             size = np.dtype(dtype).itemsize
             memory = self._memory(reference.size * size, size * offset)
-            self.binding.bind_output(info.name, "cuda", 0, ELEMENT_TYPES[dtype], reference.shape, memory.data_ptr())
+            self.binding.bind_output(info.name, "cuda", 0, ELEMENT_TYPES[dtype], reference.shape, memory.pointer)
             self.outputs.append((memory, np.dtype(dtype), reference.shape))
 
-    def _memory(self, size: int, offset: int) -> Any:
+    def _memory(self, size: int, offset: int) -> _Memory:
         whole = self.torch.empty(offset + size + 64, dtype=self.torch.uint8, device="cuda")
-        return whole[offset : offset + size]
+        return _Memory(whole[offset : offset + size], whole.data_ptr() + offset)
 
     def __call__(self, sample: Sample) -> list[np.ndarray]:
         arrays = [np.asarray(a, order="C") for a in sample.inputs if a is not None]
         for memory, array in zip(self.inputs, arrays, strict=True):
             if memory is not None:
-                memory.copy_(self.torch.from_numpy(array.reshape(-1).view(np.uint8).copy()))
+                memory.bytes.copy_(self.torch.from_numpy(array.reshape(-1).view(np.uint8).copy()))
         for memory, _, _ in self.outputs:
-            memory.fill_(255)
+            memory.bytes.fill_(255)
         self.torch.cuda.synchronize()
         self.session.run_with_iobinding(self.binding)
         self.torch.cuda.synchronize()
-        return [memory.cpu().numpy().view(dtype).reshape(shape) for memory, dtype, shape in self.outputs]
+        return [memory.bytes.cpu().numpy().view(dtype).reshape(shape) for memory, dtype, shape in self.outputs]
 
 
 def changed(sample: Sample) -> Sample:
