@@ -12,6 +12,7 @@ namespace ortops {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // bytes worth a thread's while
+constexpr int64_t kBlock = 16384;  // bytes of an output that are written by several passes
 constexpr int64_t kChunk = 512;    // elements that are summed at a time
 
 // Walks the rows of a map's output.
@@ -126,6 +127,13 @@ void move(const Map& map, const T* x, T* y, T fill, Context& context) {
   });
 }
 
+// Rows of kWidth elements (0: of `width`) from one after another to `pitch` apart.
+template <int kWidth, class T>
+void spread(const T* from, int64_t width, T* to, int64_t pitch, int64_t rows) {
+  if (kWidth) width = kWidth;
+  for (int64_t row = 0; row < rows; ++row) std::memcpy(to + row * pitch, from + row * width, width * sizeof(T));
+}
+
 // Calls f(at) for each place along the axis that a copy of its element t lies, the element's own first.
 template <class F>
 void for_copies(const MapAxis& axis, Beyond beyond, int64_t t, F&& f) {
@@ -175,6 +183,22 @@ void concatenate_gradient_cpu(const ConcatenateGradientArgs<T>& a, Context& cont
 template <class T>
 void concatenate_cpu(const ConcatenateArgs<T>& a, Context& context) {
   const Joined<T> joined(a.xs, a.X, a.axis);
+  const int64_t block = kBlock / sizeof(T) / joined.width;
+  if (block > 1 && joined.rows > 1) {  // short rows: input by input, as many rows at a time as stay in the cache
+    context.parallel_for(joined.rows, block, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; row += block) {
+        for (const auto& [data, width, piece_end] : joined.pieces) {
+          const auto copy = width == 1   ? spread<1, T>
+                            : width == 2 ? spread<2, T>
+                            : width == 3 ? spread<3, T>
+                                         : spread<0, T>;
+          copy(data + row * width, width, a.y + row * joined.width + piece_end - width, joined.width,
+               std::min(block, end - row));
+        }
+      }
+    });
+    return;
+  }
   context.parallel_for(joined.rows * joined.width, kGrain / sizeof(T), [&](int64_t begin, int64_t end) {
     int64_t row = begin / joined.width, column = begin % joined.width;
     auto piece = std::upper_bound(joined.pieces.begin(), joined.pieces.end(), column,
