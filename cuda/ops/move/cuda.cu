@@ -197,14 +197,18 @@ struct DeviceMap {
     });
   }
 
-  // Calls f(row, column) for the rows in which a vector has elements: of element i the column is `column + i`.
+  // Calls f(row, column) for the rows in which a vector has elements: of element i the column is `column + i`. Returns
+  // the elements that lie in a row, one bit each.
   template <int N, class F>
-  __device__ __forceinline__ void for_rows(Index at, F&& f) const {
+  __device__ __forceinline__ uint32_t for_rows(Index at, F&& f) const {
     Index row = at < 0 ? 0 : static_cast<Index>(axes[0].size.quotient(at));
-    for (Index column = at - row * width();; column -= width(), ++row) {
+    Index column = at - row * width();
+    for (;; column -= width(), ++row) {
       f(row, column);
-      if (column + N <= width() || row + 1 == rows) return;
+      if (column + N <= width() || row + 1 == rows) break;
     }
+    const uint32_t begun = at < 0 ? ~0u << -at : ~0u;
+    return (column + N > width() ? begun & ((1u << (width() - column)) - 1) : begun) & ((1u << N) - 1);
   }
 };
 
@@ -226,24 +230,22 @@ struct Mapped {
 
   template <int N>
   __device__ __forceinline__ uint32_t pick(Index at, Vector<T, N>& value) const {
-    uint32_t held = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) value[i] = fill;
-    map.template for_rows<N>(at, [&](Index row, Index column) {
+    return map.template for_rows<N>(at, [&](Index row, Index column) {
       Index offset;
-      const bool inside = map.template locate<kKind>(row, offset);
+      if (!map.template locate<kKind>(row, offset)) return;
       const DeviceAxis<Index>& axis = map.axes[0];
+      const Index begin = column - axis.first;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        if (column + i < 0 || column + i >= map.width()) continue;
-        held |= 1u << i;
-        Index t = column + i - axis.first;
-        if (inside && map.template resolve<kKind>(axis, t)) {
-          value[i] = x[offset + (kKind == Kind::unit ? t : t * axis.stride)];
+        Index t = begin + i;
+        if constexpr (kKind == Kind::general) {  // else what is inside of [0, extent) is inside of the row
+          if (column + i < 0 || column + i >= map.width()) continue;
         }
+        if (map.template resolve<kKind>(axis, t)) value[i] = x[offset + (kKind == Kind::unit ? t : t * axis.stride)];
       }
     });
-    return held;
   }
 };
 
@@ -323,16 +325,12 @@ struct Copies {
 
   template <int N>
   __device__ __forceinline__ uint32_t pick(Index at, Vector<T, N>& value) const {
-    uint32_t held = 0;
-    map.template for_rows<N>(at, [&](Index row, Index column) {
+    return map.template for_rows<N>(at, [&](Index row, Index column) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        if (column + i < 0 || column + i >= map.width()) continue;
-        held |= 1u << i;
-        value[i] = from_float<T>(sum(row, column + i));
+        if (column + i >= 0 && column + i < map.width()) value[i] = from_float<T>(sum(row, column + i));
       }
     });
-    return held;
   }
 
   // Every combination of copies along the axes, the innermost first.
