@@ -274,8 +274,10 @@ void select(Problem<T>& p, Context& context) {
                                            Tuning::kMinThreads, Tuning::kMaxThreads);
     const int teams = kByWarp ? Tuning::kWarps : 1;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((p.rows + teams - 1) / teams, 1 << 30));
-    launch(p.in.inner > 1 ? select_kernel<T, kLoads, true, kByWarp> : select_kernel<T, kLoads, false, kByWarp>, blocks,
-           threads, teams * Desk<Key>::bytes(p.capacity), context, p);
+    // With a stride it is the memory that takes the time: a kernel for short rows of that kind would gain nothing.
+    const auto kernel =
+        p.in.inner > 1 ? select_kernel<T, Tuning::kLoads, true, kByWarp> : select_kernel<T, kLoads, false, kByWarp>;
+    launch(kernel, blocks, threads, teams * Desk<Key>::bytes(p.capacity), context, p);
   };
   constexpr std::integral_constant<int, Tuning::kFewLoads> few;
   constexpr std::integral_constant<int, Tuning::kLoads> many;
