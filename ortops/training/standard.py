@@ -310,7 +310,7 @@ def _(call: Call) -> Value:
 @rule("Slice")
 def _(call: Call) -> Value:
     names = ("starts", "ends", "axes", "steps")
-    given = {name: call.constant(name, call.input(index)) for index, name in enumerate(names, 1)}
+    given: dict[str, Any] = {name: call.constant(name, call.input(index)) for index, name in enumerate(names, 1)}
     result: Value = ops.strided_slice_gradient(
         call.d, call.x, **{name: v for name, v in given.items() if v is not None}
     )
