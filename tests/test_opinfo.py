@@ -212,6 +212,12 @@ def _(place, xs, dim=0):
     return ops.concatenate(*map(place, xs), axis=dim)
 
 
+@matches("topk", at_least=7)
+def _(place, x, k, dim=-1, largest=True, sorted=True):
+    check_axis(x)
+    return ops.select_top_k(place(x), k=k, axis=dim, largest=largest, sorted=sorted)
+
+
 @matches("nn.functional.interpolate nearest", at_least=8)
 @matches("nn.functional.interpolate bilinear", at_least=24)
 def _(
