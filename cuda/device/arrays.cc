@@ -35,10 +35,25 @@ __attribute__((target("avx,f16c"))) int64_t narrow_f16c(const float* from, float
   }
   return i;
 }
+
+__attribute__((target("avx,f16c"))) int64_t add_products_f16c(const float16* const* arrays, const float* factors,
+                                                              float* sum, int64_t count) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const auto product = [&](int n) __attribute__((target("avx,f16c"))) {
+      const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(arrays[n] + i));
+      return _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(factors[n]));
+    };
+    const __m256 products = _mm256_add_ps(_mm256_add_ps(product(0), product(1)), _mm256_add_ps(product(2), product(3)));
+    _mm256_storeu_ps(sum + i, _mm256_add_ps(_mm256_loadu_ps(sum + i), products));
+  }
+  return i;
+}
 #else
 constexpr bool has_f16c() { return false; }
 constexpr int64_t widen_f16c(const float16*, float*, int64_t) { return 0; }
 constexpr int64_t narrow_f16c(const float*, float16*, int64_t) { return 0; }
+constexpr int64_t add_products_f16c(const float16* const*, const float*, float*, int64_t) { return 0; }
 #endif
 
 template <class T>
@@ -48,6 +63,16 @@ void add_widened(float* sum, const T* addend, int64_t count) {
     const int64_t n = std::min(kChunk, count - at);
     widen(addend + at, wide, n);
     add(sum + at, wide, n);
+  }
+}
+
+template <class T, class C = Compute<T>>
+ORTOPS_INLINE void add_products_of(const T* const* arrays, const C* factors, C* __restrict sum, int64_t begin,
+                                   int64_t end) {
+  const T *a = arrays[0], *b = arrays[1], *c = arrays[2], *d = arrays[3];
+  const C fa = factors[0], fb = factors[1], fc = factors[2], fd = factors[3];
+  for (int64_t i = begin; i < end; ++i) {
+    sum[i] += (to_compute(a[i]) * fa + to_compute(b[i]) * fb) + (to_compute(c[i]) * fc + to_compute(d[i]) * fd);
   }
 }
 
@@ -78,5 +103,18 @@ ORTOPS_CLONES void add(float* sum, const float* addend, int64_t count) {
 
 void add(float* sum, const float16* addend, int64_t count) { add_widened(sum, addend, count); }
 void add(float* sum, const bfloat16* addend, int64_t count) { add_widened(sum, addend, count); }
+
+ORTOPS_CLONES void add_products(const double* const* arrays, const double* factors, double* sum, int64_t count) {
+  add_products_of(arrays, factors, sum, 0, count);
+}
+ORTOPS_CLONES void add_products(const float* const* arrays, const float* factors, float* sum, int64_t count) {
+  add_products_of(arrays, factors, sum, 0, count);
+}
+ORTOPS_CLONES void add_products(const bfloat16* const* arrays, const float* factors, float* sum, int64_t count) {
+  add_products_of(arrays, factors, sum, 0, count);
+}
+void add_products(const float16* const* arrays, const float* factors, float* sum, int64_t count) {
+  add_products_of(arrays, factors, sum, has_f16c() ? add_products_f16c(arrays, factors, sum, count) : 0, count);
+}
 
 }  // namespace ortops

@@ -36,4 +36,11 @@ void add(float* sum, const float* addend, int64_t count);
 void add(float* sum, const float16* addend, int64_t count);
 void add(float* sum, const bfloat16* addend, int64_t count);
 
+// sum += the products of so many arrays with a factor each: the sum is read and written once for all of them.
+constexpr int kAddends = 4;
+void add_products(const double* const* arrays, const double* factors, double* sum, int64_t count);
+void add_products(const float* const* arrays, const float* factors, float* sum, int64_t count);
+void add_products(const float16* const* arrays, const float* factors, float* sum, int64_t count);
+void add_products(const bfloat16* const* arrays, const float* factors, float* sum, int64_t count);
+
 }  // namespace ortops

@@ -21,38 +21,9 @@ namespace ortops {
 namespace {
 
 constexpr int64_t kColumns = 512;  // that are summed at a time
-constexpr int kRows = 4;           // that are added at a time
 constexpr int64_t kAhead = 8;      // positions whose rows are fetched before their turn
 constexpr int64_t kGrain = 16384;  // elements worth a thread's while
 constexpr int64_t kLine = 64;      // bytes of a cache line
-
-// total += the sum of rows[r] * factors[r]
-template <class T, class C = Compute<T>>
-ORTOPS_INLINE void add_rows_of(const T* const* rows, const C* factors, C* total, int64_t count) {
-  const T *a = rows[0], *b = rows[1], *c = rows[2], *d = rows[3];
-  const C fa = factors[0], fb = factors[1], fc = factors[2], fd = factors[3];
-  for (int64_t i = 0; i < count; ++i) {
-    total[i] += (to_compute(a[i]) * fa + to_compute(b[i]) * fb) + (to_compute(c[i]) * fc + to_compute(d[i]) * fd);
-  }
-}
-ORTOPS_CLONES void add_rows(const float* const* rows, const float* factors, float* total, int64_t count) {
-  add_rows_of(rows, factors, total, count);
-}
-ORTOPS_CLONES void add_rows(const double* const* rows, const double* factors, double* total, int64_t count) {
-  add_rows_of(rows, factors, total, count);
-}
-ORTOPS_CLONES void add_rows(const bfloat16* const* rows, const float* factors, float* total, int64_t count) {
-  add_rows_of(rows, factors, total, count);
-}
-void add_rows(const float16* const* rows, const float* factors, float* total, int64_t count) {
-  float wide[kRows][kColumns];
-  const float* wide_rows[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    widen(rows[r], wide[r], count);
-    wide_rows[r] = wide[r];
-  }
-  add_rows(wide_rows, factors, total, count);
-}
 
 // best = the greater of the two, or the first NaN; winner = its position.
 template <class C>
@@ -109,12 +80,12 @@ class Adder {
   void add(const T* row, C factor) {
     rows_[waiting_] = row;
     factors_[waiting_] = factor;
-    if (++waiting_ == kRows) flush();
+    if (++waiting_ == kAddends) flush();
   }
   void finish() {
     if (waiting_ == 0) return;
     static constexpr T kZeros[kColumns] = {};
-    for (int r = waiting_; r < kRows; ++r) {
+    for (int r = waiting_; r < kAddends; ++r) {
       rows_[r] = kZeros;
       factors_[r] = C(0);
     }
@@ -123,12 +94,12 @@ class Adder {
 
  private:
   void flush() {
-    add_rows(rows_, factors_, total_, count_);
+    add_products(rows_, factors_, total_, count_);
     waiting_ = 0;
   }
 
-  const T* rows_[kRows];
-  C factors_[kRows];
+  const T* rows_[kAddends];
+  C factors_[kAddends];
   int waiting_ = 0;
   C* total_;
   int64_t count_;
