@@ -38,14 +38,19 @@ void copy_rows(const T* x, T* y, Walk rows, Context& context) {
   --rows.rank;
   int64_t count = 1;
   for (int axis = 0; axis < rows.rank; ++axis) count *= rows.sizes[axis];
+  const int64_t group = rows.rank ? rows.sizes[rows.rank - 1] : 1;  // rows whose places need no division
+  const int64_t apart = rows.rank ? rows.strides[rows.rank - 1] : 0;
   const auto copy = [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
+    for (int64_t row = begin; row < end;) {
       const T* from = x + rows(row);
-      T* to = y + row * width;
-      if (step == 1 && width * int64_t(sizeof(T)) >= 32) {
-        std::memcpy(to, from, width * sizeof(T));
-      } else {
-        for (int64_t i = 0; i < width; ++i) to[i] = from[i * step];
+      const int64_t last = std::min(end, row - row % group + group);
+      for (; row < last; ++row, from += apart) {
+        T* to = y + row * width;
+        if (step == 1 && width * int64_t(sizeof(T)) >= 32) {
+          std::memcpy(to, from, width * sizeof(T));
+        } else {
+          for (int64_t i = 0; i < width; ++i) to[i] = from[i * step];
+        }
       }
     }
   };
