@@ -136,8 +136,44 @@ struct Run {
   }
 };
 
+// N pixels of one element, side by side, where there are twice as many in y: pixel k of x makes the pair 2k and 2k + 1,
+// each (bilinear) of three quarters of it and a quarter of the neighbour on that side. At the ends it is its own
+// neighbour.
+template <int kN, bool kBilinear>
+struct Pairs {
+  static constexpr int N = kN;
+  int begin;
+  bool is_first, is_last;
+
+  __device__ __forceinline__ Pairs(const Axis& columns, int, int vector)
+      : begin(N / 2 * vector), is_first(vector == 0), is_last(N / 2 * (vector + 1) == columns.in) {}
+  template <class T>
+  __device__ __forceinline__ Vector<T, N> pick(const T* row) const {
+    const Vector<T, N / 2> values = load<N / 2, Reuse::constant>(row + begin);
+    Vector<T, N> result;
+#pragma unroll
+    for (int i = 0; i < N; ++i) result[i] = values[i / 2];
+    return result;
+  }
+  template <class T>
+  __device__ __forceinline__ Vector<float, N> blend(const T* row) const {
+    row += begin;
+    const Vector<float, N / 2> values = to_float(load<N / 2, Reuse::constant>(row));
+    float quarters[N / 2 + 2];
+    quarters[0] = 0.25f * to_float(load<1, Reuse::constant>(row - !is_first)[0]);
+    quarters[N / 2 + 1] = 0.25f * to_float(load<1, Reuse::constant>(row + N / 2 - is_last)[0]);
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) quarters[i + 1] = 0.25f * values[i];
+    Vector<float, N> result;
+#pragma unroll
+    for (int i = 0; i < N; ++i) result[i] = fmaf(0.75f, values[i / 2], quarters[i % 2 ? i / 2 + 2 : i / 2]);
+    return result;
+  }
+};
+
 template <class Reader, bool kBilinear, class T>
-__global__ void __launch_bounds__(Tuning::threads) expand(const T* x, T* y, const Launch launch) {
+__global__ void __launch_bounds__(Tuning::threads)
+    expand(const T* __restrict__ x, T* __restrict__ y, const Launch launch) {
   constexpr int N = Reader::N;
   __shared__ Tap<float> taps[Tuning::strip];
   const Problem& p = launch.problem;
@@ -158,22 +194,22 @@ __global__ void __launch_bounds__(Tuning::threads) expand(const T* x, T* y, cons
   if constexpr (kBilinear) {
     const auto row = [&](int at) { return reader.blend(x + int64_t(min(at, p.rows.in - 1)) * from_row); };
     Vector<float, N> upper = row(current), lower = row(current + 1);
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < count; ++i, y += to_row) {
       const Tap<float> tap = taps[i];
       if (tap.at != current) {
         upper = tap.at == current + 1 ? lower : row(tap.at);
         lower = row(tap.at + 1);
         current = tap.at;
       }
-      store(y + int64_t(i) * to_row, from_float<T>(mix(upper, lower, tap.weight)));
+      store(y, from_float<T>(mix(upper, lower, tap.weight)));
     }
   } else {
     Vector<T, N> value = reader.pick(x + int64_t(current) * from_row);
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < count; ++i, y += to_row) {
       const int at = taps[i].at;
       if (at != current) value = reader.pick(x + int64_t(at) * from_row);
       current = at;
-      store(y + int64_t(i) * to_row, value);
+      store(y, value);
     }
   }
 }
@@ -252,7 +288,8 @@ struct GatherPairs {
 };
 
 template <class Gather, bool kBilinear, class T>
-__global__ void __launch_bounds__(Tuning::threads) contract(const T* d_y, T* d_x, const Launch launch) {
+__global__ void __launch_bounds__(Tuning::threads)
+    contract(const T* __restrict__ d_y, T* __restrict__ d_x, const Launch launch) {
   constexpr int N = Gather::N, kRows = Gather::kRows;
   __shared__ Tap<float> taps[Tuning::chunk];
   __shared__ int limits[2];
@@ -300,6 +337,7 @@ __global__ void __launch_bounds__(Tuning::threads) contract(const T* d_y, T* d_x
       for (int j = 0; j < kRows; ++j) {
         if (row + j >= count) break;
         const Tap<float> tap = taps[row + j];
+#pragma unroll 1
         while (current < tap.at) finish();
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -310,6 +348,7 @@ __global__ void __launch_bounds__(Tuning::threads) contract(const T* d_y, T* d_x
     }
   }
   if (!active) return;
+#pragma unroll 1
   while (current < end) finish();
 }
 
@@ -337,7 +376,9 @@ void upsample(const Problem& p, const T* x, T* y, Context& context) {
     start<Reader::N, T>(expand<Reader, kBilinear, T>, p, p.rows.out, row, x, y, context);
   };
   if (p.pixel == 1 && is_aligned<kVector, T>(row, {y})) {
-    if (is_dense<kBilinear>(p.columns)) {
+    if (is_double<kBilinear>(p.columns) && is_aligned<kVector / 2, T>(p.columns.in, {x})) {
+      with(std::type_identity<Pairs<kVector, kBilinear>>());
+    } else if (is_dense<kBilinear>(p.columns)) {
       with(std::type_identity<Run<kVector, kBilinear, true>>());
     } else {
       with(std::type_identity<Run<kVector, kBilinear, false>>());
