@@ -346,3 +346,26 @@ def test_what_is_told_to_be_a_resize_computes_the_same() -> None:
             ops.upsample2d(x, **call), want, rtol=1e-5, atol=1e-5, err_msg=f"{attributes} {given}"
         )
     assert found > 15
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_planes_of_more_than_2_to_the_31_elements_together(mode: str) -> None:
+    torch = pytest.importorskip("torch")
+    planes, extent = 520, 1024
+    x = torch.zeros((planes, 1, extent, extent), dtype=torch.float16, device="cuda")
+    x[-1] = 7
+    graph = ortops.Graph()
+    graph.output(ops.upsample2d(graph.input("x", "float16", [None, 1, extent, extent]), mode=mode, scale=(2, 2)), "y")
+    session = ortops.InferenceSession(graph, providers=[testing.CUDA])
+    y = torch.full((planes, 1, 2 * extent, 2 * extent), -1, dtype=torch.float16, device="cuda")
+    binding = session.io_binding()
+    binding.bind_input("x", "cuda", 0, np.float16, x.shape, x.data_ptr())
+    binding.bind_output("y", "cuda", 0, np.float16, y.shape, y.data_ptr())
+    torch.cuda.synchronize()
+    session.run_with_iobinding(binding)
+    torch.cuda.synchronize()
+    assert bool((y[-1] == 7).all())
+    assert bool((y[-2] == 0).all())
+    assert bool((y[0] == 0).all())

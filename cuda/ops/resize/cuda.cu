@@ -237,7 +237,7 @@ struct GatherPixel {
     most = column == columns.in - 1 ? 0.0f : 1.0f;
   }
   template <class T>
-  __device__ __forceinline__ Vector<float, N> operator()(const T* row) const {
+  __device__ __forceinline__ Vector<float, N> fetch(const T* row) const {
     Vector<float, N> sum;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i] = 0;
@@ -251,6 +251,7 @@ struct GatherPixel {
     }
     return sum;
   }
+  __device__ __forceinline__ Vector<float, N> sum_of(const Vector<float, N>& sum) const { return sum; }
 };
 
 // N pixels of one element, side by side, where there are twice as many in d_y: pixel k is made of its pair, 2k and 2k +
@@ -266,13 +267,27 @@ struct GatherPairs {
   __device__ __forceinline__ GatherPairs(const Axis& columns, int, int vector)
       : begin(2 * N * vector), is_first(vector == 0), is_last((vector + 1) * N == columns.in) {}
   template <class T>
-  __device__ __forceinline__ Vector<float, N> operator()(const T* row) const {
+  struct Part {
+    Vector<T, 2 * N> pairs;
+    T left, right;
+  };
+  template <class T>
+  __device__ __forceinline__ Part<T> fetch(const T* row) const {
     row += begin;
-    const Vector<float, 2 * N> pairs = to_float(load<2 * N, Reuse::constant>(row));
+    Part<T> part;
+    part.pairs = load<2 * N, Reuse::constant>(row);
+    if constexpr (kBilinear) {
+      part.left = load<1, Reuse::constant>(row - !is_first)[0];
+      part.right = load<1, Reuse::constant>(row + 2 * N - is_last)[0];
+    }
+    return part;
+  }
+  template <class T>
+  __device__ __forceinline__ Vector<float, N> sum_of(const Part<T>& part) const {
+    const Vector<float, 2 * N> pairs = to_float(part.pairs);
     Vector<float, N> sum;
     if constexpr (kBilinear) {
-      const float left = to_float(load<1, Reuse::constant>(row - !is_first)[0]);
-      const float right = to_float(load<1, Reuse::constant>(row + 2 * N - is_last)[0]);
+      const float left = to_float(part.left), right = to_float(part.right);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const float outer =
@@ -321,6 +336,7 @@ __global__ void __launch_bounds__(Tuning::threads)
     ++current;
   };
   const int stop = limits[1];
+  const T* from = d_y + int64_t(limits[0]) * from_row;
   for (int base = limits[0]; base < stop; base += Tuning::chunk) {
     const int count = min(Tuning::chunk, stop - base);
     __syncthreads();
@@ -328,21 +344,24 @@ __global__ void __launch_bounds__(Tuning::threads)
     __syncthreads();
     if (!active) continue;
     for (int row = 0; row < count; row += kRows) {
-      Vector<float, N> sums[kRows];
+      decltype(gather.fetch(from)) parts[kRows];
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {  // the last of a chunk are loaded again rather than not
-        sums[j] = gather(d_y + int64_t(base + min(row + j, count - 1)) * from_row);
+        if (j > 0 && row + j < count) from += from_row;
+        parts[j] = gather.fetch(from);
       }
+      from += from_row;
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {
         if (row + j >= count) break;
+        const Vector<float, N> sum = gather.sum_of(parts[j]);
         const Tap<float> tap = taps[row + j];
 #pragma unroll 1
         while (current < tap.at) finish();
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          upper[i] = fmaf(1 - tap.weight, sums[j][i], upper[i]);
-          if (kBilinear) lower[i] = fmaf(tap.weight, sums[j][i], lower[i]);
+          upper[i] = fmaf(1 - tap.weight, sum[i], upper[i]);
+          if (kBilinear) lower[i] = fmaf(tap.weight, sum[i], lower[i]);
         }
       }
     }
