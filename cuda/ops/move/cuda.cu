@@ -5,7 +5,8 @@
 //
 // What the elements are read from is a `Source`, which says of the vector that begins at an index of the output
 //   whole(at, from)  whether it is one run, and where that begins;
-//   pick(at, value)  its elements, one by one; returns those that there are, one bit each.
+//   pick(at, value)  its elements, one by one; returns those that there are, one bit each;
+//   kStep            how far apart in the source the elements of a run are: 1 or 2.
 #include <algorithm>
 #include <vector>
 
@@ -34,13 +35,15 @@ struct Raw {
   Vector<uint32_t, 4> low, high;
 };
 
-// The two aligned 16 bytes that 16 bytes at `from` lie in; nothing is read if not `inside`. Each holds at least one
-// byte that is wanted, so neither reaches beyond the granule of an allocation's ends.
+// The two aligned 16 bytes that 16 bytes at `from` lie in, of which the last `unwanted` are not needed; nothing is read
+// if not `inside`. Each holds at least one byte that is wanted, so neither reaches beyond the granule of an
+// allocation's ends.
 template <class T>
-__device__ __forceinline__ Raw load_around(const T* from, bool inside) {
+__device__ __forceinline__ Raw load_around(const T* from, bool inside, uint32_t unwanted) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   const auto* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t(15));
-  return {load<4, Reuse::constant>(words, inside), load<4, Reuse::constant>(words + 4, inside && address % 16 != 0)};
+  return {load<4, Reuse::constant>(words, inside),
+          load<4, Reuse::constant>(words + 4, inside && address % 16 > unwanted)};
 }
 
 template <int N, class T>
@@ -70,6 +73,23 @@ __device__ __forceinline__ Vector<T, N> shift_out(const Raw& raw, const T* from)
   return detail::bit_cast<Vector<T, N>>(result);
 }
 
+// Every other element of two vectors.
+template <class T, int N>
+__device__ __forceinline__ Vector<T, N> evens(const Vector<T, N>& low, const Vector<T, N>& high) {
+  if constexpr (sizeof(T) < 4) {
+    const auto a = detail::bit_cast<Vector<uint32_t, 4>>(low), b = detail::bit_cast<Vector<uint32_t, 4>>(high);
+    constexpr uint32_t kBytes = sizeof(T) == 2 ? 0x5410 : 0x6420;
+    return detail::bit_cast<Vector<T, N>>(
+        Vector<uint32_t, 4>{__byte_perm(a[0], a[1], kBytes), __byte_perm(a[2], a[3], kBytes),
+                            __byte_perm(b[0], b[1], kBytes), __byte_perm(b[2], b[3], kBytes)});
+  } else {
+    Vector<T, N> result;
+#pragma unroll
+    for (int i = 0; i < N; ++i) result[i] = i < N / 2 ? low[2 * i] : high[2 * i - N];
+    return result;
+  }
+}
+
 // --- the kernel
 
 // y is aligned to a vector, of which the output begins at element `lead`.
@@ -81,20 +101,26 @@ __global__ void __launch_bounds__(MoveTuning::threads)
   const Index first = (Index(blockIdx.x) * (MoveTuning::threads * kVectors) + threadIdx.x) * N - lead;
   const T* from[kVectors];
   bool whole[kVectors];
-  Raw raw[kVectors];
+  Raw raw[kVectors][Source::kStep];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     const Index at = first + k * (MoveTuning::threads * N);
     from[k] = nullptr;
     whole[k] = at >= 0 && count - at >= N && source.whole(at, from[k]);
-    raw[k] = load_around(from[k], whole[k]);
+#pragma unroll
+    for (int i = 0; i < Source::kStep; ++i) {  // behind the last element that is wanted lie kStep - 1 of no interest
+      const bool last = i == Source::kStep - 1;
+      raw[k][i] = load_around(from[k] + i * N, whole[k], last ? i * sizeof(T) : 0);
+    }
   }
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     const Index at = first + k * (MoveTuning::threads * N);
     T* to = y + lead + at;
     if (whole[k]) {
-      store(to, shift_out<N>(raw[k], from[k]));
+      Vector<T, N> value = shift_out<N>(raw[k][0], from[k]);
+      if constexpr (Source::kStep == 2) value = evens(value, shift_out<N>(raw[k][1], from[k]));
+      store(to, value);
     } else if (at < count) {
       Vector<T, N> value;
       const uint32_t held = source.pick(at, value);
@@ -129,7 +155,7 @@ struct DeviceAxis {
   Index first, extent, stride, begin, end;
 };
 
-enum class Kind { unit, strided, general };
+enum class Kind { unit, pairs, strided, general };
 
 // A map that is ready for the device. Of kind `unit` and `strided` no axis has a step or goes on; the innermost stride
 // is 1 or not.
@@ -214,17 +240,18 @@ struct DeviceMap {
 
 template <class T, class Index, Kind kKind>
 struct Mapped {
+  static constexpr int kStep = kKind == Kind::pairs ? 2 : 1;
   DeviceMap<Index> map;
   const T* x;
   T fill;
 
   __device__ __forceinline__ bool whole(Index at, const T*& from) const {
-    if (kKind == Kind::strided || !map.unit) return false;
+    if (kKind == Kind::strided || (kKind == Kind::general && !map.unit)) return false;
     const Index row = static_cast<Index>(map.axes[0].size.quotient(at));
     const Index t = at - row * map.width() - map.axes[0].first;
     Index offset;
     if (t < 0 || t + kWidth<T> > map.axes[0].extent || !map.template locate<kKind>(row, offset)) return false;
-    from = x + offset + t;
+    from = x + offset + t * kStep;
     return true;
   }
 
@@ -259,6 +286,8 @@ void move(const Map& map, const T* x, int64_t source_size, T* y, T fill, Context
     const DeviceMap<Index> device(map);
     if (plain && device.unit) {
       start<Index>(Mapped<T, Index, Kind::unit>{device, x, fill}, y, count, context);
+    } else if (plain && map.inner().stride == 2) {
+      start<Index>(Mapped<T, Index, Kind::pairs>{device, x, fill}, y, count, context);
     } else if (plain) {
       start<Index>(Mapped<T, Index, Kind::strided>{device, x, fill}, y, count, context);
     } else {
@@ -301,6 +330,7 @@ __device__ __forceinline__ Index copy(const DeviceAxis<Index>& axis, Beyond beyo
 
 template <class T, class Index>
 struct Copies {
+  static constexpr int kStep = 1;
   DeviceMap<Index> map;
   const T* d_y;
 
@@ -368,6 +398,7 @@ template <class T, class Index>
 struct Pieces {
   // As many as make a parameter of 2 KiB; a kernel can have 4.
   static constexpr int kMost = 128;
+  static constexpr int kStep = 1;
 
   DivisorOf<Index> width;  // of the output's rows
   Index rows;
