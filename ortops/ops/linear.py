@@ -158,9 +158,11 @@ def _(
     d_z = d_y if activation == "none" else _derivative(activation, y, d_y)
     d_rows, rows = (onnx.Flatten(value, axis=-1) for value in (d_z, x))  # [rows, N] and [rows, K]
     in_out = weight_layout == "in_out"
+    # By Linear too: ONNX Runtime's Gemm does float32 in TF32 on CUDA, and no bfloat16 on the CPU.
+    left, right = (rows, d_rows) if in_out else (d_rows, rows)
     return {
         "x": linear(d_z, weight, weight_layout="out_in" if in_out else "in_out"),
-        "weight": onnx.Gemm(rows, d_rows, transA=1) if in_out else onnx.Gemm(d_rows, rows, transA=1),
+        "weight": linear(ops.permute(left, perm=(1, 0)), right),
         "bias": None if bias is None else ops.sum_to_size(d_z, bias),
         "residual": None if residual is None else d_y,
     }
