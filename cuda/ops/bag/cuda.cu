@@ -25,7 +25,6 @@ namespace {
 
 struct BagTuning {
   static constexpr int kThreads = SegmentTuning::kThreads;
-  static constexpr int kRows = 8;         // that a thread has on their way at a time: 128 bytes
   static constexpr int kFill = 1024;      // threads a multiprocessor, below which bags are shared out among groups
   static constexpr int kFewColumns = 32;  // of a block, then
   static constexpr int kDots = 4;         // positions whose products a thread has on their way at a time
@@ -33,6 +32,13 @@ struct BagTuning {
 
 // Factors of the rows; or their maximum, or the position of that.
 enum class Pooling { plain, weighted, maximum, winner };
+
+// Rows that a thread has on their way at a time, vectors of N, and the blocks that a multiprocessor has room for: what
+// hides the latency of rows is the product of the two, in as many registers as there are.
+template <int N>
+constexpr int kRowsOf = N > 4 ? 4 : 8;
+template <int N, Pooling pooling>
+constexpr int kBlocksOf = pooling == Pooling::winner || (pooling == Pooling::weighted && N == 4) ? 3 : 4;
 
 constexpr bool is_maximum(Pooling pooling) { return pooling == Pooling::maximum || pooling == Pooling::winner; }
 
@@ -61,6 +67,17 @@ struct Rows {
 
 // --- forward
 
+// As Max, in one instruction where there is one.
+__device__ __forceinline__ float greater(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return Max()(a, b);
+#endif
+}
+
 template <class I, class T>
 struct Pool {
   Bags<I> bags;
@@ -77,8 +94,8 @@ struct Pool {
 };
 
 template <int N, Pooling pooling, class I, class T>
-__global__ void __launch_bounds__(BagTuning::kThreads) pool(const Pool<I, T> a) {
-  constexpr int kRows = BagTuning::kRows;
+__global__ void __launch_bounds__(BagTuning::kThreads, kBlocksOf<N, pooling>) pool(const Pool<I, T> a) {
+  constexpr int kRows = kRowsOf<N>;
   constexpr bool kMaximum = is_maximum(pooling), kWinner = pooling == Pooling::winner;
   extern __shared__ float shared[];  // the groups' partial results, [N][thread], then the winners alike
   __shared__ int counts[BagTuning::kThreads];
@@ -122,7 +139,7 @@ __global__ void __launch_bounds__(BagTuning::kThreads) pool(const Pool<I, T> a) 
         outside = outside || row == kOutside;
         kept += use[j];
         values[j] = load<N, Reuse::constant>(a.table + (use[j] ? row * a.width + column : 0), use[j] && has_column);
-        if constexpr (pooling == Pooling::weighted) factors[j] = inside ? to_float(a.weights[position + j]) : 0.0f;
+        if constexpr (pooling == Pooling::weighted) factors[j] = use[j] ? to_float(a.weights[position + j]) : 0.0f;
       }
       const int64_t next = position + a.splits * kRows;
       read_indices(indices, next);
@@ -139,9 +156,9 @@ __global__ void __launch_bounds__(BagTuning::kThreads) pool(const Pool<I, T> a) 
               winner[k] = static_cast<int32_t>(position + j);
             }
           } else if constexpr (kMaximum) {
-            if (use[j]) total[k] = Max()(total[k], row[k]);
+            if (use[j]) total[k] = greater(total[k], row[k]);
           } else if constexpr (pooling == Pooling::weighted) {
-            if (use[j]) total[k] += factors[j] * row[k];
+            total[k] += factors[j] * row[k];
           } else {
             total[k] += row[k];  // 0 where there is none
           }
@@ -174,7 +191,7 @@ __global__ void __launch_bounds__(BagTuning::kThreads) pool(const Pool<I, T> a) 
               winner[k] = rival;
             }
           } else {
-            total[k] = kMaximum ? Max()(total[k], more) : total[k] + more;
+            total[k] = kMaximum ? greater(total[k], more) : total[k] + more;
           }
         }
         const int count = counts[threadIdx.y + other];
@@ -222,8 +239,7 @@ void launch_pool(Pool<I, T> a, Context& context) {
   const int64_t average = a.bags.positions / a.bags.count;
   const int groups = threads.block.y;
   int splits = 1;
-  while (2 * splits <= groups && average > splits * Tuning::kRows && a.bags.count * vectors * splits < fill)
-    splits *= 2;
+  while (2 * splits <= groups && average > splits * kRowsOf<N> && a.bags.count * vectors * splits < fill) splits *= 2;
   a.tiles = threads.tiles;
   a.splits = splits;
   const int64_t bags_of_block = groups / splits;
