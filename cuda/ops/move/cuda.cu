@@ -1,12 +1,15 @@
 // Moves on CUDA: the output is written once, in vectors of 16 bytes that are aligned whatever the rows' lengths and
 // offsets are. A vector that lies in one run of the source is read with two aligned loads, of which the wanted bytes
 // are shifted out: rows begin at any byte, and loads by elements would take 8 instructions for what takes 2. The few
-// vectors across the end of a run, and all where neighbours do not come from neighbours, are put together by elements.
+// vectors across the end of a run, and all where neighbours do not come from neighbours, are broken: a block collects
+// its own and then shares them out, an element a thread. Were they left to the thread that met them, almost every warp
+// would have one, and wait for a thread that does alone what now takes the block one step.
 //
-// What the elements are read from is a `Source`, which says of the vector that begins at an index of the output
-//   whole(at, from)  whether it is one run, and where that begins;
-//   pick(at, value)  its elements, one by one; returns those that there are, one bit each;
-//   kStep            how far apart in the source the elements of a run are: 1 or 2.
+// What the elements are read from is a `Source`, which says of an index of the output
+//   whole(at, from)     whether the vector that begins there is one run, and where that lies in memory;
+//   element(at, value)  the element; false where this launch has none;
+//   kStep               how far apart in the source the elements of a run are: 1, 2 or -1;
+//   kElements           as many elements of broken vectors a thread asks for at a time.
 #include <algorithm>
 #include <vector>
 
@@ -24,6 +27,8 @@ struct MoveTuning {
   // A thread asks for all its vectors before it waits for the first. Two of them: 4 loads in flight a thread, which at
   // the 1536 threads of a multiprocessor that the registers allow is more than the memory's latency times its rate.
   static constexpr int vectors = 2;
+  // As many elements of broken vectors at a time, where finding them takes few registers.
+  static constexpr int elements = 4;
 };
 
 template <class Index>
@@ -90,49 +95,81 @@ __device__ __forceinline__ Vector<T, N> evens(const Vector<T, N>& low, const Vec
   }
 }
 
+template <class T, int N>
+__device__ __forceinline__ Vector<T, N> reversed(const Vector<T, N>& value) {
+  if constexpr (sizeof(T) < 4) {
+    const auto words = detail::bit_cast<Vector<uint32_t, 4>>(value);
+    constexpr uint32_t kBytes = sizeof(T) == 2 ? 0x1032 : 0x0123;
+    return detail::bit_cast<Vector<T, N>>(
+        Vector<uint32_t, 4>{__byte_perm(words[3], 0, kBytes), __byte_perm(words[2], 0, kBytes),
+                            __byte_perm(words[1], 0, kBytes), __byte_perm(words[0], 0, kBytes)});
+  } else {
+    Vector<T, N> result;
+#pragma unroll
+    for (int i = 0; i < N; ++i) result[i] = value[N - 1 - i];
+    return result;
+  }
+}
+
 // --- the kernel
 
 // y is aligned to a vector, of which the output begins at element `lead`.
 template <class T, class Index, class Source>
 __global__ void __launch_bounds__(MoveTuning::threads)
     move_vectors(const __grid_constant__ Source source, T* y, Index count, int lead) {
-  constexpr int N = kWidth<T>, kVectors = MoveTuning::vectors;
-  constexpr uint32_t kAll = (1u << N) - 1;
-  const Index first = (Index(blockIdx.x) * (MoveTuning::threads * kVectors) + threadIdx.x) * N - lead;
+  constexpr int N = kWidth<T>, kThreads = MoveTuning::threads, kVectors = MoveTuning::vectors;
+  constexpr int kRaw = Source::kStep == 2 ? 2 : 1, kElements = Source::kElements;
+  __shared__ uint16_t broken[kThreads * kVectors];
+  __shared__ int broken_count;
+  const int thread = threadIdx.x;
+  if (thread == 0) broken_count = 0;
+  __syncthreads();
+
+  const Index begin = Index(blockIdx.x) * (kThreads * kVectors * N) - lead;  // of the block
   const T* from[kVectors];
   bool whole[kVectors];
-  Raw raw[kVectors][Source::kStep];
+  Raw raw[kVectors][kRaw];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const Index at = first + k * (MoveTuning::threads * N);
+    const int vector = k * kThreads + thread;
+    const Index at = begin + vector * N;
     from[k] = nullptr;
     whole[k] = at >= 0 && count - at >= N && source.whole(at, from[k]);
+    if (!whole[k] && at < count) broken[atomicAdd(&broken_count, 1)] = static_cast<uint16_t>(vector);
 #pragma unroll
-    for (int i = 0; i < Source::kStep; ++i) {  // behind the last element that is wanted lie kStep - 1 of no interest
-      const bool last = i == Source::kStep - 1;
+    for (int i = 0; i < kRaw; ++i) {  // behind the last element that is wanted lie kRaw - 1 of no interest
+      const bool last = i == kRaw - 1;
       raw[k][i] = load_around(from[k] + i * N, whole[k], last ? i * sizeof(T) : 0);
     }
   }
+  __syncthreads();
+
+  const int elements = broken_count * N;
+  for (int first = thread; first < elements; first += kThreads * kElements) {  // while the loads above are on their way
+    T value[kElements];
+    Index at[kElements];
+    bool present[kElements];
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) {
+      const int i = first + k * kThreads;
+      present[k] = false;
+      if (i >= elements) continue;
+      at[k] = begin + broken[i / N] * N + i % N;
+      present[k] = at[k] >= 0 && at[k] < count && source.element(at[k], value[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) {
+      if (present[k]) y[lead + at[k]] = value[k];
+    }
+  }
+
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const Index at = first + k * (MoveTuning::threads * N);
-    T* to = y + lead + at;
-    if (whole[k]) {
-      Vector<T, N> value = shift_out<N>(raw[k][0], from[k]);
-      if constexpr (Source::kStep == 2) value = evens(value, shift_out<N>(raw[k][1], from[k]));
-      store(to, value);
-    } else if (at < count) {
-      Vector<T, N> value;
-      const uint32_t held = source.pick(at, value);
-      if (held == kAll) {
-        store(to, value);
-      } else {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          if (held >> i & 1) to[i] = value[i];
-        }
-      }
-    }
+    if (!whole[k]) continue;
+    Vector<T, N> value = shift_out<N>(raw[k][0], from[k]);
+    if constexpr (kRaw == 2) value = evens(value, shift_out<N>(raw[k][1], from[k]));
+    if constexpr (Source::kStep == -1) value = reversed(value);
+    store(y + lead + begin + (k * kThreads + thread) * N, value);
   }
 }
 
@@ -155,22 +192,20 @@ struct DeviceAxis {
   Index first, extent, stride, begin, end;
 };
 
-enum class Kind { unit, pairs, strided, general };
+// A map is of kind `general`, or no axis has a step or goes on, and the innermost stride is 1, 2 or -1.
+enum class Kind { unit, pairs, backwards, general };
 
-// A map that is ready for the device. Of kind `unit` and `strided` no axis has a step or goes on; the innermost stride
-// is 1 or not.
 template <class Index>
 struct DeviceMap {
   int rank;
   Beyond beyond;
   bool unit;  // whether neighbours in [0, extent) are neighbours in the source
-  Index base, rows;
+  Index base;
   DeviceAxis<Index> axes[kMaxRank];  // innermost first
 
   explicit DeviceMap(const Map& map) : rank(map.rank), beyond(map.beyond) {
     unit = map.inner().stride == 1 && map.inner().step == 1;
     base = static_cast<Index>(map.base);
-    rows = static_cast<Index>(map.rows());
     for (int i = 0; i < rank; ++i) {
       const MapAxis& axis = map.axes[rank - 1 - i];
       axes[i] = {DivisorOf<Index>(axis.size),     DivisorOf<Index>(axis.step),     static_cast<Index>(axis.first),
@@ -222,57 +257,34 @@ struct DeviceMap {
       return true;
     });
   }
-
-  // Calls f(row, column) for the rows in which a vector has elements: of element i the column is `column + i`. Returns
-  // the elements that lie in a row, one bit each.
-  template <int N, class F>
-  __device__ __forceinline__ uint32_t for_rows(Index at, F&& f) const {
-    Index row = at < 0 ? 0 : static_cast<Index>(axes[0].size.quotient(at));
-    Index column = at - row * width();
-    for (;; column -= width(), ++row) {
-      f(row, column);
-      if (column + N <= width() || row + 1 == rows) break;
-    }
-    const uint32_t begun = at < 0 ? ~0u << -at : ~0u;
-    return (column + N > width() ? begun & ((1u << (width() - column)) - 1) : begun) & ((1u << N) - 1);
-  }
 };
 
 template <class T, class Index, Kind kKind>
 struct Mapped {
-  static constexpr int kStep = kKind == Kind::pairs ? 2 : 1;
+  static constexpr int kStep = kKind == Kind::pairs ? 2 : kKind == Kind::backwards ? -1 : 1;
+  static constexpr int kElements = MoveTuning::elements;
   DeviceMap<Index> map;
   const T* x;
   T fill;
 
   __device__ __forceinline__ bool whole(Index at, const T*& from) const {
-    if (kKind == Kind::strided || (kKind == Kind::general && !map.unit)) return false;
-    const Index row = static_cast<Index>(map.axes[0].size.quotient(at));
-    const Index t = at - row * map.width() - map.axes[0].first;
+    if (kKind == Kind::general && !map.unit) return false;
+    const DeviceAxis<Index>& inner = map.axes[0];
+    const Index row = static_cast<Index>(inner.size.quotient(at));
+    const Index t = at - row * map.width() - inner.first;
     Index offset;
-    if (t < 0 || t + kWidth<T> > map.axes[0].extent || !map.template locate<kKind>(row, offset)) return false;
-    from = x + offset + t * kStep;
+    if (t < 0 || t + kWidth<T> > inner.extent || !map.template locate<kKind>(row, offset)) return false;
+    from = x + offset + (kStep == -1 ? 1 - kWidth<T> - t : t * kStep);
     return true;
   }
 
-  template <int N>
-  __device__ __forceinline__ uint32_t pick(Index at, Vector<T, N>& value) const {
-#pragma unroll
-    for (int i = 0; i < N; ++i) value[i] = fill;
-    return map.template for_rows<N>(at, [&](Index row, Index column) {
-      Index offset;
-      if (!map.template locate<kKind>(row, offset)) return;
-      const DeviceAxis<Index>& axis = map.axes[0];
-      const Index begin = column - axis.first;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        Index t = begin + i;
-        if constexpr (kKind == Kind::general) {  // else what is inside of [0, extent) is inside of the row
-          if (column + i < 0 || column + i >= map.width()) continue;
-        }
-        if (map.template resolve<kKind>(axis, t)) value[i] = x[offset + (kKind == Kind::unit ? t : t * axis.stride)];
-      }
-    });
+  __device__ __forceinline__ bool element(Index at, T& value) const {
+    const DeviceAxis<Index>& inner = map.axes[0];
+    const Index row = static_cast<Index>(inner.size.quotient(at));
+    Index t = at - row * map.width() - inner.first, offset;
+    const bool inside = map.template resolve<kKind>(inner, t) && map.template locate<kKind>(row, offset);
+    value = inside ? x[offset + t * inner.stride] : fill;
+    return true;
   }
 };
 
@@ -288,8 +300,8 @@ void move(const Map& map, const T* x, int64_t source_size, T* y, T fill, Context
       start<Index>(Mapped<T, Index, Kind::unit>{device, x, fill}, y, count, context);
     } else if (plain && map.inner().stride == 2) {
       start<Index>(Mapped<T, Index, Kind::pairs>{device, x, fill}, y, count, context);
-    } else if (plain) {
-      start<Index>(Mapped<T, Index, Kind::strided>{device, x, fill}, y, count, context);
+    } else if (plain && map.inner().stride == -1) {
+      start<Index>(Mapped<T, Index, Kind::backwards>{device, x, fill}, y, count, context);
     } else {
       start<Index>(Mapped<T, Index, Kind::general>{device, x, fill}, y, count, context);
     }
@@ -331,6 +343,7 @@ __device__ __forceinline__ Index copy(const DeviceAxis<Index>& axis, Beyond beyo
 template <class T, class Index>
 struct Copies {
   static constexpr int kStep = 1;
+  static constexpr int kElements = 1;
   DeviceMap<Index> map;
   const T* d_y;
 
@@ -353,42 +366,32 @@ struct Copies {
     return alone;
   }
 
-  template <int N>
-  __device__ __forceinline__ uint32_t pick(Index at, Vector<T, N>& value) const {
-    return map.template for_rows<N>(at, [&](Index row, Index column) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        if (column + i >= 0 && column + i < map.width()) value[i] = from_float<T>(sum(row, column + i));
-      }
-    });
-  }
-
   // Every combination of copies along the axes, the innermost first.
-  __device__ __noinline__ float sum(Index row, Index column) const {
+  __device__ __forceinline__ bool element(Index at, T& value) const {
     const DeviceAxis<Index>& inner = map.axes[0];
-    const Index t0 = column - inner.first;
-    if (t0 < 0 || t0 >= inner.extent) return 0;
-    Index combinations = count_copies(inner, map.beyond, t0);
-    const bool inside = map.for_outer(row, [&](const DeviceAxis<Index>& axis, Index t) {
+    const Index row = static_cast<Index>(inner.size.quotient(at));
+    const Index t0 = at - row * map.width() - inner.first;
+    const auto for_axes = [&](auto&& f) { return f(inner, t0) && map.for_outer(row, f); };
+    Index combinations = 1, own = map.base;
+    const bool inside = for_axes([&](const DeviceAxis<Index>& axis, Index t) {
       if (t < 0 || t >= axis.extent) return false;
       combinations *= count_copies(axis, map.beyond, t);
+      own += t * axis.stride;
       return true;
     });
-    if (!inside) return 0;
-    float total = 0;
-    for (Index combination = 0; combination < combinations; ++combination) {
+    float total = inside ? to_float(d_y[own]) : 0.f;
+    for (Index combination = 1; inside && combination < combinations; ++combination) {
       Index offset = map.base, rest = combination;
-      const auto add = [&](const DeviceAxis<Index>& axis, Index t) {
+      for_axes([&](const DeviceAxis<Index>& axis, Index t) {
         const Index count = count_copies(axis, map.beyond, t);
         offset += copy(axis, map.beyond, t, count == 1 ? Index(0) : rest % count) * axis.stride;
         if (count > 1) rest /= count;
         return true;
-      };
-      add(inner, t0);
-      map.for_outer(row, add);
+      });
       total += to_float(d_y[offset]);
     }
-    return total;
+    value = from_float<T>(total);
+    return true;
   }
 };
 
@@ -399,16 +402,17 @@ struct Pieces {
   // As many as make a parameter of 2 KiB; a kernel can have 4.
   static constexpr int kMost = 128;
   static constexpr int kStep = 1;
+  static constexpr int kElements = MoveTuning::elements;
 
   DivisorOf<Index> width;  // of the output's rows
-  Index rows;
   int count = 0;
+  int half = 0;             // the largest power of 2 below count
   Index begins[kMost + 1];  // in each row; the last is where the last piece ends
   const T* data[kMost];     // of each piece, the element that would lie at column 0 of row 0
 
   __device__ __forceinline__ int find(Index column) const {
     int piece = 0;
-    for (int step = kMost / 2; step > 0; step /= 2) {
+    for (int step = half; step > 0; step /= 2) {
       if (piece + step < count && begins[piece + step] <= column) piece += step;
     }
     return piece;
@@ -426,28 +430,13 @@ struct Pieces {
     return true;
   }
 
-  template <int N>
-  __device__ __forceinline__ uint32_t pick(Index at, Vector<T, N>& value) const {
-    const Index size = static_cast<Index>(width.divisor);
-    uint32_t held = 0;
-    Index row = at < 0 ? 0 : static_cast<Index>(width.quotient(at));
-    Index column = at - row * size;  // of the vector's element 0, also where that is in a row before
-    int piece = find(column);
-    for (;;) {
-      const T* from = row_of(piece, row);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        if (column + i < begins[piece] || column + i >= begins[piece + 1]) continue;
-        held |= 1u << i;
-        value[i] = from[column + i];
-      }
-      if (column + N <= begins[piece + 1]) return held;
-      if (++piece == count) {
-        piece = 0;
-        column -= size;
-        if (++row == rows || column + N <= begins[0]) return held;
-      }
-    }
+  __device__ __forceinline__ bool element(Index at, T& value) const {
+    const Index row = static_cast<Index>(width.quotient(at));
+    const Index column = at - row * static_cast<Index>(width.divisor);
+    const int piece = find(column);
+    if (column < begins[piece] || column >= begins[piece + 1]) return false;
+    value = row_of(piece, row)[column];
+    return true;
   }
 };
 
@@ -458,8 +447,8 @@ void concatenate(const Joined<T>& joined, T* y, Context& context) {
   for (size_t first = 0; first < joined.pieces.size(); first += Source::kMost) {
     Source source;
     source.width = DivisorOf<Index>(joined.width);
-    source.rows = static_cast<Index>(joined.rows);
     source.count = static_cast<int>(std::min<size_t>(Source::kMost, joined.pieces.size() - first));
+    for (int step = 1; step < source.count; step *= 2) source.half = step;
     for (int i = 0; i < source.count; ++i) {
       const auto& piece = joined.pieces[first + i];
       source.begins[i] = static_cast<Index>(piece.end - piece.width);
