@@ -121,6 +121,65 @@ def test_sums_are_rounded_once(provider: str, width: int, dtype: str) -> None:
 
 
 @every_provider
+@every_reduction
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("x", "updates", "axis"),
+    [
+        ((12_000, 40), (6000, 40), 0),  # more than tiles in shared memory are worth on CUDA: one slice
+        ((12_000, 41), (6000, 41), 0),
+        ((30_000,), (70_000,), 0),
+        ((9, 20_000), (7, 60_000), 1),
+    ],
+)
+def test_many_elements(
+    provider: str, reduction: str, deterministic: bool, x: Any, updates: Any, axis: int, dtype: str = "float32"
+) -> None:
+    """Against numpy's ufunc.at, in float64."""
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(-8, 8, shape) / 8 for shape in (x, updates))
+    if reduction == "mul":
+        b = rng.choice([0.5, 1, -1, 2], updates)
+    indices = rng.integers(0, x[axis], updates)
+    if len(x) > 1 and axis == 0:  # neighbours that go to neighbours
+        indices[:, : updates[1] // 2] = indices[:, :1]
+    options = {"axis": axis, "reduction": reduction, "deterministic": deterministic, "dtype": dtype}
+    got = run(provider, a, indices - x[axis] * (indices % 2), b, **options)
+    at = list(np.indices(updates, sparse=True))
+    at[axis] = indices
+    {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}[reduction].at(a, tuple(at), b)
+    np.testing.assert_array_equal(got.astype(np.float64), a.astype(got.dtype).astype(np.float64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("reduction", ["add", "max"])
+@pytest.mark.parametrize(
+    ("x", "updates", "axis"),
+    # Slices of columns; ones whose rows no vector divides; of lines; of odd lines; a part of the lines, in one.
+    [
+        ((40_000, 200), (50_000, 200), 0),
+        ((2, 40_000, 101), (2, 30_000, 101), 1),
+        ((9, 900_000), (9, 500_000), 1),
+        ((5, 900_001), (5, 400_000), 1),
+        ((5, 900_000), (4, 600_000), 1),
+    ],
+)
+def test_slices_on_cuda(x: Any, updates: Any, axis: int, reduction: str, dtype: str) -> None:
+    test_many_elements(testing.CUDA, reduction, False, x, updates, axis, dtype)
+
+
+@every_provider
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_many_small_updates_of_one_element_are_not_lost(provider: str, dtype: str, deterministic: bool) -> None:
+    x, indices = np.zeros((12_000, 40)), np.full((4096, 40), 7)
+    got = run(provider, x, indices, np.ones(indices.shape), dtype=dtype, deterministic=deterministic)
+    x[7] = 4096
+    np.testing.assert_array_equal(got.astype(np.float64), x)
+
+
+@every_provider
 def test_updates_that_reach_a_part_leave_the_rest(provider: str) -> None:
     rng = np.random.default_rng(2)
     x, updates, indices = rng.random((3, 50, 40)), rng.random((2, 600, 16)), rng.integers(0, 50, (600, 1))

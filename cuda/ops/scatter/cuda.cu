@@ -1,12 +1,14 @@
-// Writing by index: y = x, or zeros, with each update combined into the element or row that its index names. In float;
-// what is written is read once and written once. Which of three ways, by shape:
+// Writing by index: y = x, or zeros, with each update combined into the element or row that its index names. In float.
+// Which of four ways, by shape:
 //
 // - few:    a block writes some rows of y; it looks through all the indices for the ones that name those. One launch.
 // - tiles:  where each element has an index of its own. A block writes some lines along the axis, or a part of one; it
 //           keeps them in shared memory and combines their updates there by atomic operations. One launch.
+// - slices: where that would read the indices too often: atomic operations in global memory, slice by slice, so that
+//           they meet in the cache (ops/scatter/slices.cuh).
 // - sorted: the updates are sorted by the row they go to (device/segments.cuh).
 //
-// The order of sums is fixed but for tiles, which a call that asks for `deterministic` does not take.
+// The order of sums is fixed but for tiles and slices, which a call that asks for `deterministic` does not take.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -21,7 +23,9 @@
 #include "device/vector.cuh"
 #include "gen/scatter.h"
 #include "ops/index/read.cuh"
+#include "ops/scatter/combine.cuh"
 #include "ops/scatter/reduction.h"
+#include "ops/scatter/slices.cuh"
 
 namespace ortops {
 namespace {
@@ -34,42 +38,16 @@ struct ScatterTuning {
   static constexpr int kBlocks = 16;    // of `few` a multiprocessor, so that rows of y are shared out evenly
   static constexpr int kNarrow = 16;    // rows of fewer bytes are taken for elements, in tiles
   static constexpr int kTileThreads = 512;
-  static constexpr int kTile = 10240;     // floats: 40 KiB, five blocks a multiprocessor
-  static constexpr int kTileLines = 256;  // at most
-  static constexpr int kColumns = 64;     // lines of a tile that lie side by side
+  static constexpr int kTile = 10240;      // floats: 40 KiB, five blocks a multiprocessor
+  static constexpr int kTileLines = 256;   // at most
+  static constexpr int kColumns = 64;      // lines of a tile that lie side by side,
+  static constexpr int kLeastColumns = 8;  // and at least
+  static constexpr int64_t kFill = 8;      // parts of a line at most for the sake of more blocks
+  static constexpr int64_t kLong = 32768;  // updates of a tile that are too many where most multiprocessors are idle
   // Each part of a line reads all of the line's indices. So many parts are always worth it; more, while what is read
   // is not more than kReread times what is written.
-  static constexpr int kParts = 4, kReread = 4;
+  static constexpr int64_t kParts = 4, kReread = 4;
 };
-
-template <Reduction reduction>
-struct Combine {
-  static constexpr float kIdentity = reduction == Reduction::add   ? 0.f
-                                     : reduction == Reduction::mul ? 1.f
-                                     : reduction == Reduction::min ? INFINITY
-                                                                   : -INFINITY;
-  __device__ __forceinline__ float operator()(float a, float b) const {
-    if constexpr (reduction == Reduction::add) return a + b;
-    if constexpr (reduction == Reduction::mul) return a * b;
-    if constexpr (reduction == Reduction::min) return a < b || a != a ? a : b;
-    return a > b || a != a ? a : b;
-  }
-};
-
-// Calls f(Combine<reduction>()).
-template <class F>
-void with_reduction(Reduction reduction, F&& f) {
-  switch (reduction) {
-    case Reduction::add:
-      return f(Combine<Reduction::add>());
-    case Reduction::mul:
-      return f(Combine<Reduction::mul>());
-    case Reduction::min:
-      return f(Combine<Reduction::min>());
-    case Reduction::max:
-      return f(Combine<Reduction::max>());
-  }
-}
 
 template <class I, class T>
 struct Scattering {
@@ -203,22 +181,6 @@ struct Tiles {
   int64_t limits[kMaxRank], update_strides[kMaxRank], index_strides[kMaxRank];
 };
 
-template <class Combine>
-__device__ __forceinline__ void combine_atomically(float* at, float value) {
-  if constexpr (std::is_same_v<Combine, ortops::Combine<Reduction::add>>) {
-    atomicAdd(at, value);
-  } else {
-    int* bits = reinterpret_cast<int*>(at);
-    for (int before = *bits;;) {
-      const int after = __float_as_int(Combine()(__int_as_float(before), value));
-      if (after == before) return;
-      const int came = atomicCAS(bits, before, after);
-      if (came == before) return;
-      before = came;
-    }
-  }
-}
-
 template <class Combine, class I, class T>
 __global__ void __launch_bounds__(ScatterTuning::kTileThreads)
     scatter_tiles(const Tiles t, const I* __restrict__ indices, const T* __restrict__ updates, const T* x, T* y,
@@ -261,13 +223,13 @@ __global__ void __launch_bounds__(ScatterTuning::kTileThreads)
   const int vectors = t.side_by_side || !aligned ? 0 : run / N;
   if (x && !t.side_by_side) {
     for (int i = threadIdx.x; i < vectors; i += kThreads) {
-      store(tile + i * N, to_float(load<N, Reuse::none>(x + start + i * N)));
+      store(tile + i * N, ordered<Combine>(to_float(load<N, Reuse::none>(x + start + i * N))));
     }
-    for (int i = vectors * N + threadIdx.x; i < run; i += kThreads) tile[i] = to_float(x[start + i]);
+    for (int i = vectors * N + threadIdx.x; i < run; i += kThreads) tile[i] = ordered<Combine>(to_float(x[start + i]));
   } else if (x) {
     for (int i = threadIdx.x; i < t.lines * places; i += kThreads) {
       const int place = t.by_lines.quotient(i), line = i - place * t.lines;
-      if (line < lines) tile[i] = to_float(x[start + place * t.inner + line]);
+      if (line < lines) tile[i] = ordered<Combine>(to_float(x[start + place * t.inner + line]));
     }
   } else {
     for (int i = threadIdx.x * 4; i < t.lines * places; i += kThreads * 4) store(tile + i, Vector<float, 4>{});
@@ -333,20 +295,31 @@ std::optional<Tiles> tiles_for(const Shape& x, const Shape& part, const Strides&
   t.update_step = update_strides[axis];
   t.index_step = index_strides[axis];
   t.side_by_side = t.inner > 1;
+  const int64_t multiprocessors = device_properties().multiprocessors;
   t.lines = t.side_by_side ? static_cast<int>(std::bit_ceil<uint64_t>(std::min<int64_t>(t.inner, Tuning::kColumns)))
                            : static_cast<int>(std::clamp<int64_t>(Tuning::kTile / t.size, 1, Tuning::kTileLines));
+  if (t.side_by_side) {  // fewer lines and more parts where there would not be a block for each multiprocessor
+    const int64_t all = x.size() / Tuning::kTile;
+    while (t.lines > Tuning::kLeastColumns && std::max(all, t.all_lines / t.lines) < multiprocessors) t.lines /= 2;
+  }
   const int most = Tuning::kTile / t.lines;
   t.parts = narrow((t.size + most - 1) / most);
+  if (t.side_by_side) {
+    const int64_t fill = std::min({multiprocessors * t.lines / t.all_lines, Tuning::kReread * x.size() / part.size(),
+                                   (t.size + 15) / 16, Tuning::kFill});
+    t.parts = narrow(std::max<int64_t>(t.parts, fill));
+  }
   t.places = narrow((t.size + t.parts - 1) / t.parts);
   if (t.parts > 1) t.places = std::min(most, (t.places + 15) / 16 * 16);
   t.parts = narrow((t.size + t.places - 1) / t.places);
   if (!t.side_by_side && t.parts == 1) {  // enough blocks to fill the chip
-    const int64_t blocks = int64_t(device_properties().multiprocessors) * 4;
+    const int64_t blocks = multiprocessors * 4;
     const int fill = static_cast<int>(std::clamp<int64_t>(t.all_lines / blocks, 1, t.lines));
     t.lines = fill >= 16 ? fill / 16 * 16 : fill;
   }
   t.groups = narrow(t.side_by_side ? (t.inner + t.lines - 1) / t.lines : (t.all_lines + t.lines - 1) / t.lines);
   const int64_t blocks = (t.side_by_side ? t.all_lines / t.inner * t.groups : t.groups) * t.parts;
+  if (4 * blocks < multiprocessors && t.lines * updates > Tuning::kLong) return {};
   if (blocks > kMost || (t.parts > Tuning::kParts && t.parts * part.size() > Tuning::kReread * x.size())) return {};
   t.by_updates = Divisor(std::max<int64_t>(1, updates));
   t.by_lines = Divisor(t.lines);
@@ -399,20 +372,39 @@ void run_sorted(const Scattering<I, T>& s, int64_t* report, Context& context) {
   });
 }
 
-// `tiles` gives the tiles if they may be taken.
-template <class I, class T, class F>
-void scatter(const Scattering<I, T>& s, Context& context, F&& tiles) {
-  const IndexReport report(context);
-  std::optional<Tiles> t;
+// In a fixed order.
+template <class I, class T>
+void scatter_in_order(const Scattering<I, T>& s, int64_t* report, Context& context) {
   if (s.rows.count * s.rows.width == 0) {
     run_few(s.without_updates(), nullptr, context);
-  } else if (s.rows.width * int64_t(sizeof(T)) < ScatterTuning::kNarrow && (t = tiles())) {
-    run_tiles(*t, s, report.device(), context);
   } else if (s.rows.count <= ScatterTuning::kFew) {
-    run_few(s, report.device(), context);
+    run_few(s, report, context);
   } else {
-    run_sorted(s, report.device(), context);
+    run_sorted(s, report, context);
   }
+}
+
+// Updates of shape `part` into `shape`, with indices at these strides.
+template <class I, class T>
+void scatter_elements(const Scattering<I, T>& s, const Shape& shape, const Shape& part, const Strides& index_strides,
+                      int64_t axis, bool any_order, Context& context) {
+  const IndexReport report(context);
+  const auto scatter = [&] {
+    const int64_t updates = s.rows.count * s.rows.width;
+    if (any_order && updates > 0 && s.rows.width * int64_t(sizeof(T)) < ScatterTuning::kNarrow) {
+      if (const auto tiles = tiles_for(shape, part, index_strides, axis)) {
+        return run_tiles(*tiles, s, report.device(), context);
+      }
+      if (s.rows.count > ScatterTuning::kFew && slices_fit<T>(updates, s.total)) {
+        const Slices slices(shape, part, axis);
+        return with_reduction(s.reduction, [&](auto combine) {
+          run_slices<decltype(combine)>(slices, s.rows, s.indices, s.updates, s.x, s.y, report.device(), context);
+        });
+      }
+    }
+    scatter_in_order(s, report.device(), context);
+  };
+  scatter();
   report.check("indices", s.rows.size);
 }
 
@@ -422,11 +414,9 @@ template <class I, class T>
 void scatter_add_cuda(const ScatterAddArgs<I, T>& a, Context& context) {
   const Scattering<I, T> s{
       elements(a.X, a.U, a.indices_strides, a.axis), a.indices, a.updates, a.x, a.y, a.X.size(), reduction_of(a), -1};
-  scatter(s, context, [&] {
-    // Extremes are the same in any order.
-    const bool any_order = s.reduction == Reduction::min || s.reduction == Reduction::max || !a.deterministic;
-    return any_order ? tiles_for(a.X, a.U, a.indices_strides, a.axis) : std::nullopt;
-  });
+  // Extremes are the same in any order.
+  const bool any_order = s.reduction == Reduction::min || s.reduction == Reduction::max || !a.deterministic;
+  scatter_elements(s, a.X, a.U, a.indices_strides, a.axis, any_order, context);
 }
 
 template <class I, class T>
@@ -434,7 +424,7 @@ void take_along_axis_gradient_cuda(const TakeAlongAxisGradientArgs<I, T>& a, Con
   const Strides strides = dense_strides(a.J);
   const Scattering<I, T> s{
       elements(a.X, a.J, strides, a.axis), a.indices, a.d_y, nullptr, a.d_x, a.X.size(), Reduction::add, -1};
-  scatter(s, context, [&] { return a.deterministic ? std::nullopt : tiles_for(a.X, a.J, strides, a.axis); });
+  scatter_elements(s, a.X, a.J, strides, a.axis, !a.deterministic, context);
 }
 
 template <class I, class T>
@@ -442,7 +432,9 @@ void take_gradient_cuda(const TakeGradientArgs<I, T>& a, Context& context) {
   const IndexedRows rows = slices(a.X, a.J.size(), a.axis);
   const Scattering<I, T> s{rows,  a.indices,  a.d_y,          nullptr,
                            a.d_x, a.X.size(), Reduction::add, skipped(a.padding_idx, rows.size).value_or(-1)};
-  scatter(s, context, [] { return std::optional<Tiles>(); });
+  const IndexReport report(context);
+  scatter_in_order(s, report.device(), context);
+  report.check("indices", rows.size);
 }
 
 // TakeAlongAxis, with indices that may be one for many.
