@@ -25,6 +25,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kBlocks = 8;    // of those that a multiprocessor holds at once
 constexpr int kInFlight = 4;  // vectors that a thread has asked for at once
+constexpr int kFewAcross = 8, kFewRows = 2 * kInFlight * kThreads / kFewAcross;  // of what is added up by one kernel
 
 // How the runs of a sum are divided into chunks, of which each group of lanes takes every so many.
 struct Rows {
@@ -89,15 +90,17 @@ __global__ void __launch_bounds__(kThreads) sum_rows(const T* x, Out* out, const
 struct Columns {
   int64_t count;  // matrices
   int64_t rows, width;
-  int64_t elements;  // of a matrix, where its rows lie side by side
-  int64_t tiles;     // of columns
-  int across;        // threads that have columns of their own: a power of two
-  int parts;         // blocks that share out the rows
+  int64_t last;   // elements of a matrix's last row
+  int64_t apart;  // rows that lie evenly
+  int64_t tiles;  // of columns
+  int across;     // threads that have columns of their own: a power of two
+  int parts;      // blocks that share out the rows
   Walk sum, run;
 };
 
-template <int N, class T, class Out>
-__global__ void __launch_bounds__(kThreads) sum_columns(const T* x, Out* out, const __grid_constant__ Columns m) {
+template <int N, bool kEven, class T, class Out>
+__global__ void __launch_bounds__(kThreads, kEven ? 4 : 3)
+    sum_columns(const T* x, Out* out, const __grid_constant__ Columns m) {
   __shared__ Vector<float, N> partial[kThreads];
   const int down = kThreads / m.across, row = threadIdx.x / m.across, across = threadIdx.x & (m.across - 1);
   const int64_t step = int64_t(m.parts) * down;
@@ -106,29 +109,27 @@ __global__ void __launch_bounds__(kThreads) sum_columns(const T* x, Out* out, co
     const int64_t sum = rest / m.parts, part = rest - sum * m.parts;
     const int64_t column = (tile * m.across + across) * N;
     const T* from = x + m.sum(sum) + column;
+    const auto row_at = [&](int64_t r) { return from + (kEven ? r * m.apart : m.run(r)); };
+    const int64_t rows = column >= m.width ? 0 : m.rows - (column + N > m.last);  // of which all N columns are there
+    const int64_t first = part * down + row;
     Vector<float, N> total = {};
-    if (column < m.width) {
-      for (int64_t r = part * down + row; r < m.rows; r += kInFlight * step) {
-        Vector<T, N> values[kInFlight];
+    for (int64_t r = first; r < rows; r += kInFlight * step) {
+      Vector<T, N> values[kInFlight];
 #pragma unroll
-        for (int j = 0; j < kInFlight; ++j) {
-          const int64_t at = r + j * step;
-          const int64_t left = at < m.rows ? m.elements - at * m.width - column : 0;
-          const T* row_at = from + (left > 0 ? m.run(at) : 0);
-          values[j] = load<N, Reuse::none>(row_at, left >= N);
-          if (N > 1 && left > 0 && left < N) {  // the last vector of a matrix that is none of whole vectors
-#pragma unroll
-            for (int k = 0; k < N; ++k) {
-              if (k < left) values[j][k] = row_at[k];
-            }
-          }
-        }
-        Vector<float, N> wide[kInFlight];
-#pragma unroll
-        for (int j = 0; j < kInFlight; ++j) wide[j] = to_float(values[j]);
-#pragma unroll
-        for (int k = 0; k < N; ++k) total[k] += (wide[0][k] + wide[1][k]) + (wide[2][k] + wide[3][k]);
+      for (int j = 0; j < kInFlight; ++j) {
+        const bool inside = r + j * step < rows;
+        values[j] = load<N, Reuse::none>(row_at(kEven || inside ? r + j * step : r), inside);
       }
+#pragma unroll
+      for (int j = 0; j < kInFlight; j += 2) {
+#pragma unroll
+        for (int k = 0; k < N; ++k) total[k] += to_float(values[j][k]) + to_float(values[j + 1][k]);
+      }
+    }
+    if (N > 1 && column < m.last && column + N > m.last && (m.rows - 1) % step == first) {
+      const T* end = row_at(m.rows - 1);
+#pragma unroll
+      for (int k = 0; k < N; ++k) total[k] += column + k < m.last ? to_float(end[k]) : 0.0f;
     }
     partial[threadIdx.x] = total;
     __syncthreads();
@@ -190,34 +191,39 @@ void sum_rows_of(const T* x, Out* y, const Sums& s, Context& context) {
 template <class T, class Out>
 void sum_columns_of(const T* x, Out* y, const Sums& s, Context& context) {
   constexpr int kMost = kWidth<T>;
-  Columns m = {s.count, s.runs, s.inner, 0, 1, 1, 1, s.sum, s.run};
-  // Rows that are short, or not all aligned, are taken several as one, which is.
+  const int64_t multiprocessors = device_properties().multiprocessors;
+  Columns m = {s.count, s.runs, s.inner, 0, 0, 1, 1, 1, s.sum, s.run};
+  // What is small is done by one kernel, with many threads to a column. Else rows that are short, or not all aligned,
+  // are taken several as one, which is.
+  const bool small = s.runs <= kFewRows && s.count * s.inner <= multiprocessors * 2 * kWarp;
   int64_t together = 1;
-  if (s.inner % kMost != 0 || s.inner < kWarp * kMost) {
+  if (!small && (s.inner % kMost != 0 || s.inner < kWarp * kMost)) {
     const int64_t aligned = kMost / std::gcd<int64_t>(kMost, s.inner);
     const int64_t long_enough = std::max<int64_t>(1, kWarp * kMost / (aligned * s.inner));
     const bool possible = s.run.rank == 1 && (s.count == 1 || s.runs * s.inner % kMost == 0);
     if (possible && 4 * aligned * long_enough <= s.runs) together = aligned * long_enough;
   }
-  m.elements = s.runs * s.inner;
   m.width *= together;
   m.rows = (s.runs + together - 1) / together;
+  m.last = s.runs * s.inner - (m.rows - 1) * m.width;
   if (together > 1) {
     m.run = {};
     m.run.append(m.rows, m.width);
   }
-  const bool aligned = is_aligned<kMost>(m.width, {x});
+  m.apart = m.run.strides[0];
+  const bool aligned = is_aligned<kMost>(m.width, {x}), even = m.run.rank <= 1;
   const int N = aligned ? kMost : 1;
   const int64_t vectors = (m.width + N - 1) / N;
-  m.across = static_cast<int>(std::bit_ceil<uint64_t>(std::min<int64_t>(vectors, 2 * kWarp)));
+  m.across = static_cast<int>(std::bit_ceil<uint64_t>(std::min<int64_t>(vectors, small ? kFewAcross : 2 * kWarp)));
   m.tiles = (vectors + m.across - 1) / m.across;
   const int64_t down = kThreads / m.across, tasks = m.count * m.tiles;
-  const int64_t blocks = int64_t(device_properties().multiprocessors) * kBlocks;
+  const int64_t blocks = multiprocessors * kBlocks;
   m.parts = narrow(std::clamp<int64_t>(blocks / tasks, 1, std::max<int64_t>(1, m.rows / (4 * kInFlight * down))));
   const auto start = [&](auto* out) {
     using To = std::remove_pointer_t<decltype(out)>;
-    launch(aligned ? sum_columns<kMost, T, To> : sum_columns<1, T, To>, blocks_for(tasks * m.parts), kThreads, 0,
-           context, x, out, m);
+    const auto kernel = aligned ? (even ? sum_columns<kMost, true, T, To> : sum_columns<kMost, false, T, To>)
+                                : (even ? sum_columns<1, true, T, To> : sum_columns<1, false, T, To>);
+    launch(kernel, blocks_for(tasks * m.parts), kThreads, 0, context, x, out, m);
   };
   if (m.parts == 1 && together == 1) {
     start(y);

@@ -1,5 +1,6 @@
-// Permute, by one of three kernels, each of which reads and writes every byte once:
+// Permute, by one of four kernels, each of which reads and writes every byte once:
 //
+// - What is small is read element by element: it comes from the cache anyway, and nothing has to be set up.
 // - The innermost axis stays: rows are copied, 16 bytes a thread. Rows of 16 bytes and less are elements of that size.
 // - It moves: tiles of the planes that it and the new innermost axis span are turned in shared memory. Both sides move
 //   by 16 bytes; the elements change places between shared memory and registers.
@@ -327,6 +328,17 @@ bool move_by_blocks(const T* x, T* y, const Extent* axes, int rank, Context& con
   return true;
 }
 
+// --- Elements
+
+constexpr int64_t kSmall = 8192;  // elements
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gather(const T* x, T* y, const int count, const __grid_constant__ FastWalk from) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i < count) y[i] = x[from(i)];
+}
+
 // --- Which
 
 template <class T>
@@ -380,6 +392,11 @@ void permute_walk(const T* x, T* y, const Walk& walk, Context& context) {
   for (int axis = last; axis >= 0; --axis) {
     axes[axis] = {walk.sizes[axis], walk.strides[axis], stride};
     stride *= walk.sizes[axis];
+  }
+  if (stride <= kSmall) {
+    const int count = static_cast<int>(stride);
+    launch(gather<T>, (count + kThreads - 1) / kThreads, kThreads, 0, context, x, y, count, FastWalk(walk));
+    return;
   }
   const int64_t least = (kShort + int64_t(sizeof(T)) - 1) / int64_t(sizeof(T));
   if (dense != last && walk.sizes[last] >= least && walk.sizes[dense] >= least) {
