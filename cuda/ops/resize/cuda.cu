@@ -1,10 +1,9 @@
 // Upsample2D and its gradient, one launch each.
 //
-// In both directions a thread owns a few neighbours of a row of the result (of the gradient: of d_x) and walks down a
-// strip of rows. Columns are worked out once a thread, rows once a block. Down the strip a source row's columns are
-// blended once and used for all rows that it has a share in: with twice the rows and columns a pixel of the result
-// costs little more than one load of x, and of d_y each is loaded once. The gradient gathers: nothing is added up in
-// memory.
+// Twice the rows and columns is the common case, and has kernels of its own, which know their shares. Else a thread of
+// the forward direction owns a few neighbours of a row of the result and walks down a strip of rows: columns are worked
+// out once a thread, rows once a block, and a source row's columns are blended once and used for all rows that it has a
+// share in. The gradient gathers, in an order that does not change: nothing is added up in memory of the device.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -20,10 +19,10 @@ namespace {
 
 struct Tuning {
   static constexpr int threads = 256;
-  static constexpr int strip =
-      16;  // rows of the result a thread: its columns' and the strip's first rows' cost are spread
-  static constexpr int blocks = 4;  // a multiprocessor should have; strips are made shorter for that
-  static constexpr int chunk = 64;  // rows of d_y whose taps are in shared memory at a time
+  static constexpr int strip = 16;   // rows of the result a thread has: what columns cost is spread over them
+  static constexpr int blocks = 4;   // a multiprocessor should have; strips are made shorter for that
+  static constexpr int rows = 4;     // of the smaller planes a thread has where there are twice as many in the other
+  static constexpr int sums = 4096;  // in shared memory at a time, 16 KiB
 };
 
 // What a thread owns is an item: of the planes' rows' vectors the one it is at in every row.
@@ -136,41 +135,6 @@ struct Run {
   }
 };
 
-// N pixels of one element, side by side, where there are twice as many in y: pixel k of x makes the pair 2k and 2k + 1,
-// each (bilinear) of three quarters of it and a quarter of the neighbour on that side. At the ends it is its own
-// neighbour.
-template <int kN, bool kBilinear>
-struct Pairs {
-  static constexpr int N = kN;
-  int begin;
-  bool is_first, is_last;
-
-  __device__ __forceinline__ Pairs(const Axis& columns, int, int vector)
-      : begin(N / 2 * vector), is_first(vector == 0), is_last(N / 2 * (vector + 1) == columns.in) {}
-  template <class T>
-  __device__ __forceinline__ Vector<T, N> pick(const T* row) const {
-    const Vector<T, N / 2> values = load<N / 2, Reuse::constant>(row + begin);
-    Vector<T, N> result;
-#pragma unroll
-    for (int i = 0; i < N; ++i) result[i] = values[i / 2];
-    return result;
-  }
-  template <class T>
-  __device__ __forceinline__ Vector<float, N> blend(const T* row) const {
-    row += begin;
-    const Vector<float, N / 2> values = to_float(load<N / 2, Reuse::constant>(row));
-    float quarters[N / 2 + 2];
-    quarters[0] = 0.25f * to_float(load<1, Reuse::constant>(row - !is_first)[0]);
-    quarters[N / 2 + 1] = 0.25f * to_float(load<1, Reuse::constant>(row + N / 2 - is_last)[0]);
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) quarters[i + 1] = 0.25f * values[i];
-    Vector<float, N> result;
-#pragma unroll
-    for (int i = 0; i < N; ++i) result[i] = fmaf(0.75f, values[i / 2], quarters[i % 2 ? i / 2 + 2 : i / 2]);
-    return result;
-  }
-};
-
 template <class Reader, bool kBilinear, class T>
 __global__ void __launch_bounds__(Tuning::threads)
     expand(const T* __restrict__ x, T* __restrict__ y, const Launch launch) {
@@ -214,175 +178,388 @@ __global__ void __launch_bounds__(Tuning::threads)
   }
 }
 
-// --- backward: from a row of d_y to N elements of a row of d_x, before rows are blended
+// --- backward
 
-// N neighbours of one pixel: channels, or the pixel itself. Shares are told from the distance in source pixels: the
-// positions of neighbours in d_y are `step` apart.
-template <int kN, bool kBilinear>
-struct GatherPixel {
-  static constexpr int N = kN;
-  static constexpr int kRows = 2;  // that are loaded at once
-  int begin, count, pixel;
-  float distance, step;  // of the first
-  float least, most;  // what the distance is bounded by: in front of the first pixel and behind the last there is none
+// The pixels of d_y that have a share in a source pixel, along one axis. Shares are told from the distance in source
+// pixels: the positions of neighbours in d_y are a step apart. In front of the first source pixel and behind the last
+// one there is no distance.
+template <bool kBilinear>
+struct Span {
+  int begin, count;
+  float distance, step;  // of the first pixel
+  float least, most;
 
-  __device__ __forceinline__ GatherPixel(const Axis& columns, int pixel, int vector) : pixel(pixel) {
-    const int column = vector * N / pixel, channel = vector * N - column * pixel;
-    const int first = columns.first<kBilinear>(kBilinear ? column - 1 : column);
-    count = columns.first<kBilinear>(column + 1) - first;
-    begin = first * pixel + channel;
-    distance = static_cast<float>((first + columns.shift) * columns.step - columns.shift - column);
-    step = static_cast<float>(columns.step);
-    least = column == 0 ? 0.0f : -1.0f;
-    most = column == columns.in - 1 ? 0.0f : 1.0f;
+  Span() = default;
+  __device__ __forceinline__ Span(const Axis& axis, int at) {
+    begin = axis.first<true>(at - 1);
+    count = axis.first<true>(at + 1) - begin;
+    distance = static_cast<float>((begin + axis.shift) * axis.step - axis.shift - at);
+    step = static_cast<float>(axis.step);
+    least = at == 0 ? 0.0f : -1.0f;
+    most = at == axis.in - 1 ? 0.0f : 1.0f;
   }
-  template <class T>
-  __device__ __forceinline__ Vector<float, N> fetch(const T* row) const {
-    Vector<float, N> sum;
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum[i] = 0;
-    row += begin;
-#pragma unroll 4
-    for (int k = 0; k < count; ++k) {
-      const Vector<float, N> value = to_float(load<N, Reuse::constant>(row + int64_t(k) * pixel));
-      const float away = fminf(fmaxf(fmaf(static_cast<float>(k), step, distance), least), most);
-#pragma unroll
-      for (int i = 0; i < N; ++i) sum[i] = kBilinear ? fmaf(1 - fabsf(away), value[i], sum[i]) : sum[i] + value[i];
-    }
-    return sum;
-  }
-  __device__ __forceinline__ Vector<float, N> sum_of(const Vector<float, N>& sum) const { return sum; }
-};
-
-// N pixels of one element, side by side, where there are twice as many in d_y: pixel k is made of its pair, 2k and 2k +
-// 1 (bilinear: three quarters of each), and (a quarter) of the neighbours of the pair. The first and the last have a
-// neighbour less, and of their own one the more.
-template <int kN, bool kBilinear>
-struct GatherPairs {
-  static constexpr int N = kN;
-  static constexpr int kRows = 4;
-  int begin;
-  bool is_first, is_last;
-
-  __device__ __forceinline__ GatherPairs(const Axis& columns, int, int vector)
-      : begin(2 * N * vector), is_first(vector == 0), is_last((vector + 1) * N == columns.in) {}
-  template <class T>
-  struct Part {
-    Vector<T, 2 * N> pairs;
-    T left, right;
-  };
-  template <class T>
-  __device__ __forceinline__ Part<T> fetch(const T* row) const {
-    row += begin;
-    Part<T> part;
-    part.pairs = load<2 * N, Reuse::constant>(row);
-    if constexpr (kBilinear) {
-      part.left = load<1, Reuse::constant>(row - !is_first)[0];
-      part.right = load<1, Reuse::constant>(row + 2 * N - is_last)[0];
-    }
-    return part;
-  }
-  template <class T>
-  __device__ __forceinline__ Vector<float, N> sum_of(const Part<T>& part) const {
-    const Vector<float, 2 * N> pairs = to_float(part.pairs);
-    Vector<float, N> sum;
-    if constexpr (kBilinear) {
-      const float left = to_float(part.left), right = to_float(part.right);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float outer =
-            (i > 0 ? pairs[max(2 * i - 1, 0)] : left) + (i < N - 1 ? pairs[min(2 * i + 2, 2 * N - 1)] : right);
-        sum[i] = 0.75f * (pairs[2 * i] + pairs[2 * i + 1]) + 0.25f * outer;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; ++i) sum[i] = pairs[2 * i] + pairs[2 * i + 1];
-    }
-    return sum;
+  __device__ __forceinline__ float share(int i) const {
+    return 1 - fabsf(fminf(fmaxf(fmaf(static_cast<float>(i), step, distance), least), most));
   }
 };
+template <>
+struct Span<false> {
+  int begin, count;
 
-template <class Gather, bool kBilinear, class T>
+  Span() = default;
+  __device__ __forceinline__ Span(const Axis& axis, int at)
+      : begin(axis.first<false>(at)), count(axis.first<false>(at + 1) - begin) {}
+  __device__ __forceinline__ float share(int) const { return 1; }
+};
+
+// Planes of one element a pixel. A block makes a strip of rows of d_x (a row is of one item): first, a thread a column
+// of d_y, it adds up the rows of d_y that make each of them, then the columns.
+template <bool kBilinear, class T>
 __global__ void __launch_bounds__(Tuning::threads)
-    contract(const T* __restrict__ d_y, T* __restrict__ d_x, const Launch launch) {
-  constexpr int N = Gather::N, kRows = Gather::kRows;
-  __shared__ Tap<float> taps[Tuning::chunk];
-  __shared__ int limits[2];
+    gather_rows(const T* __restrict__ d_y, T* __restrict__ d_x, const Launch launch, const int tile) {
+  constexpr int kItems = 2, kLoads = kBilinear ? 6 : 4;  // at once: of a thread's columns, and of a column's rows
+  extern __shared__ float sums[];                        // of `tile` rows
+  const Problem& p = launch.problem;
+  const int out = p.columns.out, in = p.columns.in, thread = static_cast<int>(threadIdx.x);
+  const int64_t plane = blockIdx.x / launch.strips;
+  const int begin = static_cast<int>(blockIdx.x % launch.strips) * launch.strip;
+  const int height = min(launch.strip, p.rows.in - begin);
+  auto* spans = reinterpret_cast<Span<kBilinear>*>(sums + tile * out);
+  const auto* of_columns = spans + height;
+  const int behind = Tuning::threads - 1 - thread;  // other warps than those of the columns, where these are few
+  if (behind < height) spans[behind] = Span<kBilinear>(p.rows, begin + behind);
+  for (int i = thread; i < in; i += Tuning::threads) spans[height + i] = Span<kBilinear>(p.columns, i);
+  d_y += plane * p.rows.out * out;
+  d_x += (plane * p.rows.in + begin) * in;
+  for (int base = 0; base < height; base += tile) {
+    const int rows = min(tile, height - base);
+    __syncthreads();
+    for (int first = thread; first < rows * out; first += kItems * Tuning::threads) {
+      Span<kBilinear> span[kItems];
+      const T* from[kItems];
+      float sum[kItems];
+      int longest = 0;
+#pragma unroll
+      for (int u = 0; u < kItems; ++u) {
+        const int item = min(first + u * Tuning::threads, rows * out - 1);
+        const int row = static_cast<int>(uint32_t(item) / uint32_t(out));
+        span[u] = spans[base + row];
+        from[u] = d_y + int64_t(span[u].begin) * out + (item - row * out);
+        sum[u] = 0;
+        longest = max(longest, span[u].count);
+      }
+      for (int i = 0; i < longest; i += kLoads) {
+        T values[kItems][kLoads];
+#pragma unroll
+        for (int u = 0; u < kItems; ++u) {
+#pragma unroll
+          for (int j = 0; j < kLoads; ++j) {
+            values[u][j] = load<1, Reuse::constant>(from[u] + int64_t(i + j) * out, i + j < span[u].count)[0];
+          }
+        }
+#pragma unroll
+        for (int u = 0; u < kItems; ++u) {
+#pragma unroll
+          for (int j = 0; j < kLoads; ++j) sum[u] = fmaf(span[u].share(i + j), to_float(values[u][j]), sum[u]);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kItems; ++u) {
+        const int item = first + u * Tuning::threads;
+        if (item < rows * out) sums[item] = sum[u];
+      }
+    }
+    __syncthreads();
+    for (int item = thread; item < rows * in; item += Tuning::threads) {
+      const int row = static_cast<int>(uint32_t(item) / uint32_t(in));
+      const Span<kBilinear> span = of_columns[item - row * in];
+      const float* from = sums + row * out + span.begin;
+      float sum = 0;
+#pragma unroll 4
+      for (int i = 0; i < span.count; ++i) sum = fmaf(span.share(i), from[i], sum);
+      d_x[int64_t(base) * in + item] = from_float<T>(sum);
+    }
+  }
+}
+
+// Any others, N neighbours of a pixel a thread.
+template <int kN, bool kBilinear, class T>
+__global__ void __launch_bounds__(Tuning::threads)
+    gather_pixels(const T* __restrict__ d_y, T* __restrict__ d_x, const Launch launch) {
+  constexpr int N = kN, kRows = 2, kColumns = kBilinear ? 4 : 2;  // loads at once
+  __shared__ Span<kBilinear> spans[Tuning::strip];
   const Problem& p = launch.problem;
   const int begin = static_cast<int>(blockIdx.x % launch.strips) * launch.strip;
-  const int end = min(begin + launch.strip, p.rows.in);
+  const int height = min(launch.strip, p.rows.in - begin);
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < 2) limits[thread] = p.rows.first<kBilinear>(thread ? end : kBilinear ? begin - 1 : begin);
-  const int64_t item = int64_t(blockIdx.x / launch.strips) * blockDim.x + threadIdx.x;
-  const bool active = item < launch.items;
-  const int64_t plane = active ? quotient(item, launch.vectors) : 0;
-  const int vector = active ? static_cast<int>(item - plane * launch.vectors) : 0;
-  const Gather gather(p.columns, p.pixel, vector);
-  const int from_row = p.columns.out * p.pixel, to_row = p.columns.in * p.pixel;
-  d_y += plane * p.rows.out * from_row;
-  d_x += plane * p.rows.in * to_row + int64_t(vector) * N;
+  if (thread < height) spans[thread] = Span<kBilinear>(p.rows, begin + thread);
   __syncthreads();
-
-  // The sums of row `current` and (bilinear) of the one behind it. Rows that are not of this strip are not written.
-  int current = kBilinear ? max(begin - 1, 0) : begin;
-  Vector<float, N> upper, lower;
+  const int64_t item = int64_t(blockIdx.x / launch.strips) * blockDim.x + threadIdx.x;
+  if (item >= launch.items) return;
+  const int64_t plane = quotient(item, launch.vectors);
+  const int vector = static_cast<int>(item - plane * launch.vectors);
+  const int column = static_cast<int>(uint32_t(vector) * uint32_t(N) / uint32_t(p.pixel));
+  const Span<kBilinear> across(p.columns, column);
+  const int from_row = p.columns.out * p.pixel, to_row = p.columns.in * p.pixel;
+  d_y += plane * p.rows.out * from_row + across.begin * p.pixel + (vector * N - column * p.pixel);
+  d_x += (plane * p.rows.in + begin) * to_row + int64_t(vector) * N;
+  for (int row = 0; row < height; ++row, d_x += to_row) {
+    const Span<kBilinear> down = spans[row];
+    Vector<float, N> sum = {};
+    for (int i = 0; i < down.count; i += kRows) {
+      const T* from = d_y + int64_t(down.begin + i) * from_row;
+      for (int k = 0; k < across.count; k += kColumns, from += kColumns * p.pixel) {
+        Vector<T, N> values[kRows][kColumns];
 #pragma unroll
-  for (int i = 0; i < N; ++i) upper[i] = lower[i] = 0;
-  const auto finish = [&] {
-    if (current >= begin && current < end) store(d_x + int64_t(current) * to_row, from_float<T>(upper));
-    upper = lower;
+        for (int j = 0; j < kRows * kColumns; ++j) {
+          const int y = j / kColumns, x = j % kColumns;
+          values[y][x] = load<N, Reuse::constant>(from + y * int64_t(from_row) + x * p.pixel,
+                                                  i + y < down.count && k + x < across.count);
+        }
 #pragma unroll
-    for (int i = 0; i < N; ++i) lower[i] = 0;
-    ++current;
-  };
-  const int stop = limits[1];
-  const T* from = d_y + int64_t(limits[0]) * from_row;
-  for (int base = limits[0]; base < stop; base += Tuning::chunk) {
-    const int count = min(Tuning::chunk, stop - base);
-    __syncthreads();
-    if (thread < count) taps[thread] = p.rows.tap<kBilinear>(base + thread);
-    __syncthreads();
-    if (!active) continue;
-    for (int row = 0; row < count; row += kRows) {
-      decltype(gather.fetch(from)) parts[kRows];
+        for (int y = 0; y < kRows; ++y) {
 #pragma unroll
-      for (int j = 0; j < kRows; ++j) {  // the last of a chunk are loaded again rather than not
-        if (j > 0 && row + j < count) from += from_row;
-        parts[j] = gather.fetch(from);
-      }
-      from += from_row;
+          for (int x = 0; x < kColumns; ++x) {
+            const float share = down.share(i + y) * across.share(k + x);
+            const Vector<float, N> value = to_float(values[y][x]);
 #pragma unroll
-      for (int j = 0; j < kRows; ++j) {
-        if (row + j >= count) break;
-        const Vector<float, N> sum = gather.sum_of(parts[j]);
-        const Tap<float> tap = taps[row + j];
-#pragma unroll 1
-        while (current < tap.at) finish();
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          upper[i] = fmaf(1 - tap.weight, sum[i], upper[i]);
-          if (kBilinear) lower[i] = fmaf(tap.weight, sum[i], lower[i]);
+            for (int e = 0; e < N; ++e) sum[e] = fmaf(share, value[e], sum[e]);
+          }
         }
       }
     }
+    store(d_x, from_float<T>(sum));
   }
-  if (!active) return;
-#pragma unroll 1
-  while (current < end) finish();
+}
+
+// --- twice the rows and columns: source pixel k makes the pair 2k and 2k + 1, each (bilinear) of three quarters of it
+// and a quarter of the neighbour on that side. At the ends it is its own neighbour.
+//
+// A thread has N neighbours of kRows rows of x or d_x, and loads all that these are made of at once.
+
+struct Doubling {
+  int64_t items;
+  int rows, row;  // elements a row
+  int pixel;
+  int vectors;  // a row
+  int groups;   // of kRows rows a plane
+};
+
+template <int kRows>
+struct Place {
+  bool active;  // threads behind the last item repeat it: lanes ask each other
+  int64_t plane;
+  int begin, vector;
+
+  __device__ __forceinline__ explicit Place(const Doubling& all) {
+    const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    active = thread < all.items;
+    const int64_t item = active ? thread : all.items - 1;
+    const int64_t line = quotient(item, all.vectors);
+    vector = static_cast<int>(item - line * all.vectors);
+    plane = quotient(line, all.groups);
+    begin = static_cast<int>(line - plane * all.groups) * kRows;
+  }
+};
+
+// What lies beside the vector of a lane in its row: of other lanes, or loaded, or at the ends the vector's own.
+struct Beside {
+  static constexpr unsigned kAll = 0xffffffff;
+  int lane;
+  bool is_first, is_last;
+
+  __device__ __forceinline__ Beside(int vector, int vectors)
+      : lane(static_cast<int>(threadIdx.x % 32)), is_first(vector == 0), is_last(vector == vectors - 1) {}
+  __device__ __forceinline__ bool is_outer() const { return lane == 0 ? !is_first : lane == 31 && !is_last; }
+  __device__ __forceinline__ float left(float first, float last, float outer) const {
+    const float other = __shfl_up_sync(kAll, last, 1);
+    return is_first ? first : lane == 0 ? outer : other;
+  }
+  __device__ __forceinline__ float right(float first, float last, float outer) const {
+    const float other = __shfl_down_sync(kAll, first, 1);
+    return is_last ? last : lane == 31 ? outer : other;
+  }
+};
+
+__device__ __forceinline__ int clamp(int at, int end) { return min(max(at, 0), end - 1); }
+
+template <int kRows, bool kBilinear, class T>
+__global__ void __launch_bounds__(Tuning::threads)
+    twice(const T* __restrict__ x, T* __restrict__ y, const Doubling all) {
+  constexpr int N = kWidth<T> / 2, kHalo = kBilinear;
+  const Place<kRows> place(all);
+  const Beside beside(place.vector, all.vectors);
+  const T* from = x + place.plane * all.rows * all.row + N * place.vector;
+  T* to = y + (place.plane * all.rows + place.begin) * 4 * all.row + 2 * N * place.vector;
+  Vector<T, N> rows[kRows + 2 * kHalo];
+  T outer[kRows + 2 * kHalo] = {};
+#pragma unroll
+  for (int i = 0; i < kRows + 2 * kHalo; ++i) {
+    rows[i] = load<N, Reuse::constant>(from + int64_t(clamp(place.begin + i - kHalo, all.rows)) * all.row);
+  }
+  if (kBilinear && beside.is_outer()) {
+    from += beside.lane == 0 ? -1 : N;
+#pragma unroll
+    for (int i = 0; i < kRows + 2 * kHalo; ++i) {
+      outer[i] = load<1, Reuse::constant>(from + int64_t(clamp(place.begin + i - kHalo, all.rows)) * all.row)[0];
+    }
+  }
+  const auto save = [&](int i, const Vector<T, 2 * N>& value) {
+    if (place.active && place.begin + i / 2 < all.rows) store(to + int64_t(i) * 2 * all.row, value);
+  };
+  if constexpr (kBilinear) {
+    Vector<float, 2 * N> wide[kRows + 2];
+#pragma unroll
+    for (int i = 0; i < kRows + 2; ++i) {
+      const Vector<float, N> values = to_float(rows[i]);
+      const float left = beside.left(values[0], values[N - 1], to_float(outer[i]));
+      const float right = beside.right(values[0], values[N - 1], to_float(outer[i]));
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        wide[i][2 * e] = fmaf(0.75f, values[e], 0.25f * (e > 0 ? values[max(e - 1, 0)] : left));
+        wide[i][2 * e + 1] = fmaf(0.75f, values[e], 0.25f * (e < N - 1 ? values[min(e + 1, N - 1)] : right));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kRows; ++i) {
+      const Vector<float, 2 * N>&near = wide[i / 2 + 1], &far = wide[i % 2 ? i / 2 + 2 : i / 2];
+      Vector<float, 2 * N> result;
+#pragma unroll
+      for (int e = 0; e < 2 * N; ++e) result[e] = fmaf(0.75f, near[e], 0.25f * far[e]);
+      save(i, from_float<T>(result));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2 * kRows; ++i) {
+      Vector<T, 2 * N> result;
+#pragma unroll
+      for (int e = 0; e < 2 * N; ++e) result[e] = rows[i / 2][e / 2];
+      save(i, result);
+    }
+  }
+}
+
+template <int kRows, bool kBilinear, class T>
+__global__ void __launch_bounds__(Tuning::threads)
+    twice_gradient(const T* __restrict__ d_y, T* __restrict__ d_x, const Doubling all) {
+  constexpr int N = kWidth<T> / 2, kHalo = kBilinear, kCount = 2 * (kRows + kHalo);
+  const Place<kRows> place(all);
+  const Beside beside(place.vector, all.vectors);
+  const T* from = d_y + place.plane * all.rows * 4 * all.row + 2 * N * place.vector;
+  T* to = d_x + (place.plane * all.rows + place.begin) * all.row + N * place.vector;
+  const auto offset = [&](int i) { return int64_t(clamp(2 * place.begin + i - kHalo, 2 * all.rows)) * (2 * all.row); };
+  Vector<T, 2 * N> rows[kCount];
+  T outer[kCount] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) rows[i] = load<2 * N, Reuse::constant>(from + offset(i));
+  if (kBilinear && beside.is_outer()) {
+    from += beside.lane == 0 ? -1 : 2 * N;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) outer[i] = load<1, Reuse::constant>(from + offset(i))[0];
+  }
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    Vector<float, N> result;
+    const auto down = [&](auto value) {  // of the rows' values at one place
+      if constexpr (kBilinear) {
+        return 0.75f * (value(2 * k + 1) + value(2 * k + 2)) + 0.25f * (value(2 * k) + value(2 * k + 3));
+      } else {
+        return value(2 * k) + value(2 * k + 1);
+      }
+    };
+    float sums[2 * N];
+#pragma unroll
+    for (int e = 0; e < 2 * N; ++e) sums[e] = down([&](int i) { return to_float(rows[i][e]); });
+    if constexpr (kBilinear) {
+      const float other = down([&](int i) { return to_float(outer[i]); });
+      const float left = beside.left(sums[0], sums[2 * N - 1], other);
+      const float right = beside.right(sums[0], sums[2 * N - 1], other);
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        const float far =
+            (e > 0 ? sums[max(2 * e - 1, 0)] : left) + (e < N - 1 ? sums[min(2 * e + 2, 2 * N - 1)] : right);
+        result[e] = 0.75f * (sums[2 * e] + sums[2 * e + 1]) + 0.25f * far;
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < N; ++e) result[e] = sums[2 * e] + sums[2 * e + 1];
+    }
+    if (place.active && place.begin + k < all.rows) store(to + int64_t(k) * all.row, from_float<T>(result));
+  }
+}
+
+// The same for pixels of several elements, which have their neighbours elsewhere.
+template <int kRows, bool kBilinear, class T>
+__global__ void __launch_bounds__(Tuning::threads)
+    twice_gradient_of_pixels(const T* __restrict__ d_y, T* __restrict__ d_x, const Doubling all) {
+  constexpr int N = kWidth<T>, kHalo = kBilinear, kAcross = 2 + 2 * kHalo, kCount = 2 * (kRows + kHalo);
+  const Place<kRows> place(all);
+  const int column = static_cast<int>(uint32_t(place.vector) * uint32_t(N) / uint32_t(all.pixel));
+  const int columns = all.row / all.pixel;
+  const T* from = d_y + place.plane * all.rows * 4 * all.row + (N * place.vector - column * all.pixel);
+  T* to = d_x + (place.plane * all.rows + place.begin) * all.row + N * place.vector;
+  int across[kAcross];
+#pragma unroll
+  for (int j = 0; j < kAcross; ++j) across[j] = clamp(2 * column + j - kHalo, 2 * columns) * all.pixel;
+  if (!place.active) return;
+  Vector<float, N> sums[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const T* row = from + int64_t(clamp(2 * place.begin + i - kHalo, 2 * all.rows)) * (2 * all.row);
+    Vector<T, N> values[kAcross];
+#pragma unroll
+    for (int j = 0; j < kAcross; ++j) values[j] = load<N, Reuse::constant>(row + across[j]);
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const float near = to_float(values[kHalo][e]) + to_float(values[kHalo + 1][e]);
+      sums[i][e] =
+          kBilinear ? 0.75f * near + 0.25f * (to_float(values[0][e]) + to_float(values[kAcross - 1][e])) : near;
+    }
+    const int k = (i - 1) / 2 - kHalo;  // whose last row this was
+    if (i % 2 == 0 || k < 0) continue;
+    Vector<float, N> result;
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const float near = sums[i - kHalo][e] + sums[i - kHalo - 1][e];
+      result[e] = kBilinear ? 0.75f * near + 0.25f * (sums[i][e] + sums[max(i - 3, 0)][e]) : near;
+    }
+    if (place.begin + k < all.rows) store(to + int64_t(k) * all.row, from_float<T>(result));
+  }
 }
 
 // --- launching
+
+// `height` rows of `row` items to write, strips of them a block.
+Launch plan_of(const Problem& problem, int64_t lines, int height, int row, int threads) {
+  Launch plan = {problem, lines * row, row, Tuning::strip, 0};
+  const int64_t blocks = (plan.items + threads - 1) / threads;
+  const int64_t wanted = int64_t(Tuning::blocks) * device_properties().multiprocessors;
+  while (plan.strip > 1 && blocks * ((height + plan.strip - 1) / plan.strip) < wanted) plan.strip /= 2;
+  plan.strips = (height + plan.strip - 1) / plan.strip;
+  return plan;
+}
 
 // `height` rows of `row` elements to write, N to a thread.
 template <int N, class T>
 void start(void (*kernel)(const T*, T*, const Launch), const Problem& problem, int height, int row, const T* from,
            T* to, Context& context) {
-  Launch plan = {problem, problem.planes * (row / N), row / N, Tuning::strip, 0};
+  const Launch plan = plan_of(problem, problem.planes, height, row / N, Tuning::threads);
   const int64_t blocks = (plan.items + Tuning::threads - 1) / Tuning::threads;
-  const int64_t wanted = int64_t(Tuning::blocks) * device_properties().multiprocessors;
-  while (plan.strip > 1 && blocks * ((height + plan.strip - 1) / plan.strip) < wanted) plan.strip /= 2;
-  plan.strips = (height + plan.strip - 1) / plan.strip;
   launch(kernel, dim3(narrow(blocks * plan.strips)), dim3(Tuning::threads), 0, context, from, to, plan);
+}
+
+template <int N, int kRows, class T>
+void start_twice(void (*kernel)(const T*, T*, const Doubling), const Problem& p, const T* from, T* to,
+                 Context& context) {
+  const int row = p.columns.in * p.pixel, vectors = row / N, groups = (p.rows.in + kRows - 1) / kRows;
+  const Doubling all = {p.planes * groups * vectors, p.rows.in, row, p.pixel, vectors, groups};
+  const int64_t blocks = (all.items + Tuning::threads - 1) / Tuning::threads;
+  launch(kernel, dim3(narrow(blocks)), dim3(Tuning::threads), 0, context, from, to, all);
+}
+
+template <bool kBilinear>
+bool is_twice(const Problem& p) {
+  return is_double<kBilinear>(p.rows) && is_double<kBilinear>(p.columns);
 }
 
 template <bool kBilinear, class T>
@@ -395,8 +572,9 @@ void upsample(const Problem& p, const T* x, T* y, Context& context) {
     start<Reader::N, T>(expand<Reader, kBilinear, T>, p, p.rows.out, row, x, y, context);
   };
   if (p.pixel == 1 && is_aligned<kVector, T>(row, {y})) {
-    if (is_double<kBilinear>(p.columns) && is_aligned<kVector / 2, T>(p.columns.in, {x})) {
-      with(std::type_identity<Pairs<kVector, kBilinear>>());
+    if (is_twice<kBilinear>(p) && is_aligned<kVector / 2, T>(p.columns.in, {x})) {
+      constexpr int kRows = Tuning::rows;
+      start_twice<kVector / 2, kRows>(twice<kRows, kBilinear, T>, p, x, y, context);
     } else if (is_dense<kBilinear>(p.columns)) {
       with(std::type_identity<Run<kVector, kBilinear, true>>());
     } else {
@@ -411,21 +589,31 @@ void upsample(const Problem& p, const T* x, T* y, Context& context) {
 
 template <bool kBilinear, class T>
 void upsample_gradient(const Problem& p, const T* d_y, T* d_x, Context& context) {
-  constexpr int kVector = kWidth<T>;
-  narrow(int64_t(p.columns.out) * p.pixel);
+  constexpr int kVector = kWidth<T>, kRows = Tuning::rows;
+  const int out = p.columns.out;
+  narrow(int64_t(out) * p.pixel);
   const int row = narrow(int64_t(p.columns.in) * p.pixel);
-  const auto with = [&](auto type) {
-    using Gather = typename decltype(type)::type;
-    start<Gather::N, T>(contract<Gather, kBilinear, T>, p, p.rows.in, row, d_y, d_x, context);
-  };
-  const bool pairs = p.pixel == 1 && is_double<kBilinear>(p.columns);
-  if (pairs && is_aligned<kVector, T>(p.columns.out, {d_y}) && is_aligned<kVector / 2, T>(row, {d_x})) {
-    with(std::type_identity<GatherPairs<kVector / 2, kBilinear>>());
-  } else if (is_aligned<kVector, T>(p.pixel, {d_y, d_x})) {
-    with(std::type_identity<GatherPixel<kVector, kBilinear>>());
-  } else {
-    with(std::type_identity<GatherPixel<1, kBilinear>>());
+  if (is_aligned<kVector, T>(p.pixel, {d_y, d_x})) {
+    if (is_twice<kBilinear>(p)) {
+      start_twice<kVector, kRows>(twice_gradient_of_pixels<kRows, kBilinear, T>, p, d_y, d_x, context);
+    } else {
+      start<kVector, T>(gather_pixels<kVector, kBilinear, T>, p, p.rows.in, row, d_y, d_x, context);
+    }
+    return;
   }
+  if (p.pixel == 1) {
+    if (is_twice<kBilinear>(p) && is_aligned<kVector, T>(out, {d_y}) && is_aligned<kVector / 2, T>(row, {d_x})) {
+      return start_twice<kVector / 2, kRows>(twice_gradient<kRows, kBilinear, T>, p, d_y, d_x, context);
+    }
+    const Launch plan = plan_of(p, p.planes, p.rows.in, 1, 1);
+    const int tile = std::clamp(Tuning::sums / out, 1, plan.strip);
+    const size_t bytes = size_t(tile) * out * sizeof(float) + (plan.strip + row) * sizeof(Span<kBilinear>);
+    if (bytes <= 48 * 1024) {
+      return launch(gather_rows<kBilinear, T>, dim3(narrow(plan.items * plan.strips)), dim3(Tuning::threads), bytes,
+                    context, d_y, d_x, plan, tile);
+    }
+  }
+  start<1, T>(gather_pixels<1, kBilinear, T>, p, p.rows.in, row, d_y, d_x, context);
 }
 
 }  // namespace

@@ -20,9 +20,10 @@ struct Tap {
 
 struct Axis {
   int in, out;
-  float ratio;   // nearest by a scale, where PyTorch rounds to float32: source pixels a pixel; else 0
-  double step;   // bilinear: source pixels a pixel
-  double shift;  // bilinear: of a pixel's centre
+  float ratio;    // nearest by a scale, where PyTorch rounds to float32: source pixels a pixel; else 0
+  double step;    // bilinear: source pixels a pixel
+  double shift;   // bilinear: of a pixel's centre
+  double pixels;  // a source pixel, about
 
   template <bool kBilinear, class Weight = float>
   ORTOPS_HOST_DEVICE Tap<Weight> tap(int pixel) const {
@@ -45,7 +46,11 @@ struct Axis {
   ORTOPS_HOST_DEVICE int first(int at) const {
     if (at <= 0) return 0;
     if (at >= in) return out;
-    const double guess = !kBilinear ? double(at) * out / in : step > 0 ? (at + shift) / step - shift : out;
+    if (!kBilinear && ratio == 0) {  // the least pixel with pixel * in >= at * out
+      const uint64_t product = uint64_t(at) * out + (in - 1);
+      return static_cast<int>(product >> 32 ? product / in : uint32_t(product) / uint32_t(in));
+    }
+    const double guess = (at + shift) * pixels - shift;
     int pixel = guess < out ? (guess > 0 ? static_cast<int>(guess) : 0) : out;
     while (pixel > 0 && tap<kBilinear>(pixel - 1).at >= at) --pixel;
     while (pixel < out && tap<kBilinear>(pixel).at < at) ++pixel;
@@ -69,7 +74,7 @@ bool is_double(const Axis& axis) {
 
 template <class Attributes>
 Axis axis_of(const Attributes& a, int axis, int64_t in, int64_t out) {
-  Axis result = {narrow(in), narrow(out), 0, 0, 0};
+  Axis result = {narrow(in), narrow(out), 0, 0, 0, double(out) / double(in)};
   const double scale = a.scale.size ? shapes::exact_scale(a.scale[axis]) : 0;
   if (a.mode == Attributes::Mode::nearest) {
     result.ratio = scale > 0 ? static_cast<float>(1 / scale) : 0;
@@ -79,6 +84,7 @@ Axis axis_of(const Attributes& a, int axis, int64_t in, int64_t out) {
     result.step = scale > 0 ? 1 / scale : double(in) / double(out);
     result.shift = 0.5;
   }
+  if (result.step > 0) result.pixels = 1 / result.step;
   return result;
 }
 
