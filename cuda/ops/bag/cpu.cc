@@ -1,8 +1,6 @@
 // EmbeddingBag and its gradients on the CPU.
 //
-// Forward, the bags are shared out among the threads. Rows are added four at a time, so that the sum is read and
-// written once for four of them, and the rows of indices to come are fetched ahead, which is most of the time where the
-// table is larger than the caches.
+// Forward, the bags are shared out among the threads, and the rows of each are summed in registers (rows.h).
 //
 // The table's gradient goes the other way: the positions are sorted by their row (by counting), and the rows of the
 // table are shared out. Each is then summed in one place and in the order of the positions, whatever the number of
@@ -16,30 +14,12 @@
 #include "device/arrays.h"
 #include "device/index.h"
 #include "gen/bag.h"
+#include "ops/bag/rows.h"
 
 namespace ortops {
 namespace {
 
-constexpr int64_t kColumns = 512;  // that are summed at a time
-constexpr int64_t kAhead = 8;      // positions whose rows are fetched before their turn
-constexpr int64_t kGrain = 16384;  // elements worth a thread's while
-constexpr int64_t kLine = 64;      // bytes of a cache line
-
-// best = the greater of the two, or the first NaN; winner = its position.
-template <class C>
-ORTOPS_INLINE void take_greater_of(const C* row, int32_t position, C* best, int32_t* winner, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const bool keep = best[i] >= row[i] || best[i] != best[i];
-    best[i] = keep ? best[i] : row[i];
-    winner[i] = keep ? winner[i] : position;
-  }
-}
-ORTOPS_CLONES void take_greater(const float* row, int32_t position, float* best, int32_t* winner, int64_t count) {
-  take_greater_of(row, position, best, winner, count);
-}
-ORTOPS_CLONES void take_greater(const double* row, int32_t position, double* best, int32_t* winner, int64_t count) {
-  take_greater_of(row, position, best, winner, count);
-}
+constexpr int64_t kGrain = 65536;  // elements worth a thread's while: some 10 microseconds
 
 // total += d where `winner` is the position
 template <class C>
@@ -69,48 +49,6 @@ ORTOPS_INLINE C dot_of(const C* a, const C* b, int64_t count) {
 }
 ORTOPS_CLONES float dot(const float* a, const float* b, int64_t count) { return dot_of(a, b, count); }
 ORTOPS_CLONES double dot(const double* a, const double* b, int64_t count) { return dot_of(a, b, count); }
-
-// Rows are handed over one by one, and added four at a time.
-template <class T>
-class Adder {
- public:
-  using C = Compute<T>;
-
-  Adder(C* total, int64_t count) : total_(total), count_(count) { std::fill_n(total, count, C(0)); }
-  void add(const T* row, C factor) {
-    rows_[waiting_] = row;
-    factors_[waiting_] = factor;
-    if (++waiting_ == kAddends) flush();
-  }
-  void finish() {
-    if (waiting_ == 0) return;
-    static constexpr T kZeros[kColumns] = {};
-    for (int r = waiting_; r < kAddends; ++r) {
-      rows_[r] = kZeros;
-      factors_[r] = C(0);
-    }
-    flush();
-  }
-
- private:
-  void flush() {
-    add_products(rows_, factors_, total_, count_);
-    waiting_ = 0;
-  }
-
-  const T* rows_[kAddends];
-  C factors_[kAddends];
-  int waiting_ = 0;
-  C* total_;
-  int64_t count_;
-};
-
-template <class T>
-void fetch(const T* row, int64_t count) {
-  for (int64_t byte = 0; byte < count * int64_t(sizeof(T)); byte += kLine) {
-    __builtin_prefetch(reinterpret_cast<const char*>(row) + byte);
-  }
-}
 
 template <class I>
 void check_offsets(const Bags<I>& bags) {
@@ -144,31 +82,53 @@ struct Rows {
   }
 };
 
-// The maxima of some columns of a bag, and their positions counted from the bag's begin (-1: an empty bag, zeros).
+// The rows of a run of bags, to be taken bag by bag; some columns of them.
 template <class T, class I>
-void maximum(const Bags<I>& bags, const Rows<I>& rows, int64_t bag, int64_t last, const T* table, int64_t width,
-             int64_t count, Compute<T>* best, int32_t* winner) {
-  const int64_t begin = bags.begin(bag), end = bags.end(bag);
+auto bag_rows(const Rows<I>& rows, int64_t last, const T* table, int64_t width, int64_t count,
+              const T* weights = nullptr) {
+  const auto find = [=](int64_t position, const T*& values, Compute<T>& factor) {
+    const int64_t row = rows[position];
+    values = table + row * width;
+    factor = weights ? to_compute(weights[position]) : Compute<T>(1);
+    return !rows.is_padding(row);
+  };
+  return RowWindow<T, decltype(find)>(find, last, count);
+}
+
+// The maxima of some columns of a bag, and if asked for their positions counted from the bag's begin (-1: an empty bag,
+// zeros).
+template <class T, class Window>
+void maximum(Window& window, int64_t begin, int64_t end, int64_t count, Compute<T>* best, int32_t* winners) {
   if (end - begin > std::numeric_limits<int32_t>::max()) throw Error("indices: a bag of more than 2147483647");
   bool empty = true;
-  Compute<T> wide[kColumns];
-  for (int64_t position = begin; position < end; ++position) {
-    rows.fetch_ahead(position + kAhead, last, table, width, count);
-    const int64_t row = rows[position];
-    if (rows.is_padding(row)) continue;
+  for (int64_t position = begin; position < end;) {
+    const auto run = window.take(position, end, begin);
+    position = run.end;
+    if (run.count == 0) continue;
     if (empty) {
-      widen(table + row * width, best, count);
-      std::fill_n(winner, count, static_cast<int32_t>(position - begin));
-      empty = false;
-      continue;
+      widen(run.rows[0], best, count);
+      if (winners) std::fill_n(winners, count, run.places[0]);
     }
-    widen(table + row * width, wide, count);
-    take_greater(wide, static_cast<int32_t>(position - begin), best, winner, count);
+    find_maximum(run.rows + empty, run.places + empty, run.count - empty, count, best, winners);
+    empty = false;
   }
-  if (empty) {
-    std::fill_n(best, count, Compute<T>(0));
-    std::fill_n(winner, count, -1);
+  if (!empty) return;
+  std::fill_n(best, count, Compute<T>(0));
+  if (winners) std::fill_n(winners, count, -1);
+}
+
+// The sums of some columns of the rows of the items begin..end; returns how many rows they were.
+template <class T, class Window>
+int64_t sum(Window& window, int64_t begin, int64_t end, int64_t count, Compute<T>* totals) {
+  std::fill_n(totals, count, Compute<T>(0));
+  int64_t kept = 0;
+  for (int64_t item = begin; item < end;) {
+    const auto run = window.take(item, end);
+    sum_rows(run.rows, run.factors, run.count, count, totals);
+    kept += run.count;
+    item = run.end;
   }
+  return kept;
 }
 
 template <class F>
@@ -191,32 +151,22 @@ void embedding_bag_cpu(const EmbeddingBagArgs<I, T>& a, Context& context) {
   const Rows<I> rows = {a.indices, a.V, padding_row(a)};
   check_offsets(bags);
   context.parallel_for(bags.count, grain(bags.count, bags.positions, a.D), [&](int64_t first, int64_t behind) {
-    const int64_t last = bags.end(behind - 1);
-    for (int64_t bag = first; bag < behind; ++bag) {
-      const int64_t begin = bags.begin(bag), end = bags.end(bag);
-      for_columns(a.D, [&](int64_t column, int64_t count) {
-        C total[kColumns];
+    for_columns(a.D, [&](int64_t column, int64_t count) {
+      auto window = bag_rows(rows, bags.end(behind - 1), a.table + column, a.D, count, a.weights);
+      C totals[kColumns];
+      for (int64_t bag = first; bag < behind; ++bag) {
+        const int64_t begin = bags.begin(bag), end = bags.end(bag);
         if (mode == BagMode::max) {
-          int32_t winner[kColumns];
-          maximum(bags, rows, bag, last, a.table + column, a.D, count, total, winner);
+          maximum<T>(window, begin, end, count, totals, nullptr);
         } else {
-          Adder<T> adder(total, count);
-          int64_t kept = 0;
-          for (int64_t position = begin; position < end; ++position) {
-            rows.fetch_ahead(position + kAhead, last, a.table + column, a.D, count);
-            const int64_t row = rows[position];
-            if (rows.is_padding(row)) continue;
-            adder.add(a.table + row * a.D + column, a.weights ? to_compute(a.weights[position]) : C(1));
-            ++kept;
-          }
-          adder.finish();
+          const int64_t kept = sum<T>(window, begin, end, count, totals);
           if (mode == BagMode::mean && kept > 1) {
-            for (int64_t i = 0; i < count; ++i) total[i] /= C(kept);
+            for (int64_t i = 0; i < count; ++i) totals[i] /= C(kept);
           }
         }
-        narrow(total, a.y + bag * a.D + column, count);
-      });
-    }
+        narrow(totals, a.y + bag * a.D + column, count);
+      }
+    });
   });
 }
 
@@ -261,40 +211,46 @@ void embedding_bag_gradient_cpu(const EmbeddingBagGradientArgs<I, T>& a, Context
   if (mode == BagMode::max) {
     winners = allocate(bags.count * a.D, int32_t());
     context.parallel_for(bags.count, grain(bags.count, bags.positions, a.D), [&](int64_t first, int64_t behind) {
-      C best[kColumns];
-      for (int64_t bag = first; bag < behind; ++bag) {
-        for_columns(a.D, [&](int64_t column, int64_t count) {
-          maximum(bags, rows, bag, bags.end(behind - 1), a.table + column, a.D, count, best,
-                  winners + bag * a.D + column);
-        });
-      }
+      for_columns(a.D, [&](int64_t column, int64_t count) {
+        auto window = bag_rows(rows, bags.end(behind - 1), a.table + column, a.D, count);
+        C best[kColumns];
+        for (int64_t bag = first; bag < behind; ++bag) {
+          maximum<T>(window, bags.begin(bag), bags.end(bag), count, best, winners + bag * a.D + column);
+        }
+      });
     });
   }
 
   context.parallel_for(a.V, grain(a.V, last, a.D), [&](int64_t first, int64_t behind) {
-    C total[kColumns], wide[kColumns];
-    for (int64_t row = first; row < behind; ++row) {
-      T* d_row = a.d_table + row * a.D;
-      if (starts[row] == starts[row + 1]) {
-        std::memset(d_row, 0, a.D * sizeof(T));
-        continue;
-      }
-      for_columns(a.D, [&](int64_t column, int64_t count) {
-        Adder<T> adder(total, count);
-        for (int64_t i = starts[row]; i < starts[row + 1]; ++i) {
-          const int64_t position = sorted[i], bag = bag_of[position];
-          const T* d = a.d_y + bag * a.D + column;
-          if (winners) {
-            widen(d, wide, count);
-            add_won(wide, winners + bag * a.D + column, static_cast<int32_t>(position - bags.begin(bag)), total, count);
-          } else {
-            adder.add(d, a.weights ? to_compute(a.weights[position]) : factors ? factors[bag] : C(1));
-          }
+    for_columns(a.D, [&](int64_t column, int64_t count) {
+      const auto find = [&](int64_t i, const T*& d, C& factor) {
+        const int64_t position = sorted[i], bag = bag_of[position];
+        d = a.d_y + bag * a.D + column;
+        factor = a.weights ? to_compute(a.weights[position]) : factors ? factors[bag] : C(1);
+        return true;
+      };
+      RowWindow<T, decltype(find)> window(find, starts[behind], count);
+      C totals[kColumns], wide[kColumns];
+      for (int64_t row = first; row < behind; ++row) {
+        T* d_row = a.d_table + row * a.D + column;
+        if (starts[row] == starts[row + 1]) {
+          std::memset(d_row, 0, count * sizeof(T));
+          continue;
         }
-        adder.finish();
-        narrow(total, d_row + column, count);
-      });
-    }
+        if (winners) {
+          std::fill_n(totals, count, C(0));
+          for (int64_t i = starts[row]; i < starts[row + 1]; ++i) {
+            const int64_t position = sorted[i], bag = bag_of[position];
+            const int32_t place = static_cast<int32_t>(position - bags.begin(bag));
+            widen(a.d_y + bag * a.D + column, wide, count);
+            add_won(wide, winners + bag * a.D + column, place, totals, count);
+          }
+        } else {
+          sum<T>(window, starts[row], starts[row + 1], count, totals);
+        }
+        narrow(totals, d_row, count);
+      }
+    });
   });
 }
 
