@@ -769,13 +769,13 @@ class Op:
                     None if shape is None else tuple(shape) for shape in shapes[index:]
                 )
             elif index < len(shapes) and shapes[index] is not None:
-                self._match(
-                    signature.inputs[index],
-                    tuple(typing.cast(Sequence[Axis], shapes[index])),
-                    bindings,
-                    attributes,
-                    where,
-                )
+                given = tuple(typing.cast(Sequence[Axis], shapes[index]))
+                try:
+                    self._match(signature.inputs[index], given, bindings, attributes, where)
+                except OpError:
+                    raise
+                except ValueError as error:  # of a shape function that an axis is computed by
+                    raise OpError(f"{where}: {error}") from None
         for formal, shape in itertools.zip_longest(signature.inputs, shapes[: len(signature.inputs)]):
             if formal.host:
                 values = values or {}

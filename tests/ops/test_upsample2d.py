@@ -251,6 +251,18 @@ def test_a_gradient_of_another_size_is_told() -> None:
         ops.upsample2d_gradient(np.zeros((1, 1, 8, 7)), np.zeros((1, 1, 4, 4)), scale=(2.0, 2.0))
 
 
+def test_a_gradients_bad_attributes_are_told_with_its_name() -> None:
+    d_y, x = np.zeros((1, 1, 8, 8)), np.zeros((1, 1, 4, 4))
+    text = r"Upsample2DGradient: attribute scale: expected finite numbers above 0, got -1"
+    with pytest.raises(OpError, match=text):
+        ops.upsample2d_gradient(d_y, x, scale=(2.0, -1.0))
+    graph = ortops.Graph()
+    with pytest.raises(OpError, match=text):
+        ops.upsample2d_gradient(
+            graph.input("d_y", "float32", d_y.shape), graph.input("x", "float32", x.shape), scale=(2.0, -1.0)
+        )
+
+
 def test_the_size_is_known_where_that_of_x_is_not() -> None:
     graph = ortops.Graph()
     x = graph.input("x", "float32", ["N", 3, "H", "W"])
