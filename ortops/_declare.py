@@ -656,9 +656,10 @@ class Op:
         """Registers the function that builds the operator's gradient on graph values.
 
         Its positional parameters say what it needs: an input or an output by its name, `d_<output>` for the gradient of an output
-        (None if nothing flows back through that one); its keyword-only parameters are attributes. It returns a dictionary from the
-        names of inputs to their gradients (None: zero; of a variadic input a list), or the gradient itself where the operator has
-        only one input that can have one. See ortops/training.
+        (None if nothing flows back through that one); its keyword-only parameters are attributes. An optional output that the node
+        does not give yet is added to it; but a parameter with a default (None) has it where the output is not there. It returns a
+        dictionary from the names of inputs to their gradients (None: zero; of a variadic input a list), or the gradient itself
+        where the operator has only one input that can have one. See ortops/training.
         """
         parameters = inspect.signature(backward).parameters.values()
         inputs, outputs = {f.name for f in self.inputs}, {f.name for f in self.outputs}

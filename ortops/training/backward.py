@@ -159,7 +159,8 @@ def _of_ours(graph: Graph, op: Op, node: ir.Node, d_outputs: list[Value | None],
     attributes = attribute_values(op, node, where)
     parameters = inspect.signature(op.backward).parameters.values()
     wanted = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    _give_outputs(graph, op, node, wanted, attributes)
+    needed = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY and p.default is p.empty]
+    _give_outputs(graph, op, node, needed, attributes)
     known: dict[str, Any] = {}
     for index, formal in enumerate(op.inputs):
         values = [None if value is None else Value(graph, value) for value in node.inputs[index:]]
