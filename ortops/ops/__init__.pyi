@@ -22,11 +22,13 @@ __all__ = [
     "embedding_bag_weights_gradient",
     "identity",
     "layer_norm",
+    "layer_norm_gradient",
     "linear",
     "packed_qkv_attention",
     "pad_gradient",
     "permute",
     "rms_norm",
+    "rms_norm_gradient",
     "scaled_dot_product_attention",
     "scatter_add",
     "scatter_add_gradient",
@@ -192,6 +194,24 @@ def layer_norm(
     unrounded sum; `mean` and `rstd` (1 / standard deviation) are kept for the gradient.
     """
 
+def layer_norm_gradient(
+    d_y: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    residual: Tensor | None = None,
+    d_sum: Tensor | None = None,
+    *,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """The gradient of LayerNorm, of the mean and rstd that it gave.
+
+    x and residual are as they were there; or x is the output `sum`, without a residual. What arrives at `sum` is added to d_x,
+    which is the gradient of the residual as well. d_scale and d_bias are sums over all rows, taken in float32 in an order that
+    depends on the shape alone; of no rows they are zeros.
+    """
+
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -261,6 +281,21 @@ def rms_norm(
     """Divides each row by its root mean square, then scales it. (Zhang & Sennrich, 2019)
 
     Rows, `residual`, `sum` and `rstd` are as in LayerNorm.
+    """
+
+def rms_norm_gradient(
+    d_y: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    rstd: Tensor,
+    residual: Tensor | None = None,
+    d_sum: Tensor | None = None,
+    *,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """The gradient of RMSNorm, of the rstd that it gave.
+
+    Inputs and outputs are as in LayerNormGradient.
     """
 
 def scaled_dot_product_attention(

@@ -100,3 +100,9 @@ def test_wrong_shapes_are_told() -> None:
         ops.layer_norm(np.ones((2, 4)), np.ones(4), residual=np.ones((3, 4)))
     with pytest.raises(OpError, match="attribute epsilon: expected a float at least 0, got -1"):
         ops.layer_norm(np.ones((2, 4)), np.ones(4), epsilon=-1.0)
+
+
+@every_provider
+def test_a_nan_stays_in_its_row(provider: str) -> None:
+    (got,) = run(provider, [[1, np.nan, 3], [1, 2, 3]], np.ones(3))
+    assert np.isnan(got[0]).all() and np.isfinite(got[1]).all()

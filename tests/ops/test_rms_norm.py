@@ -50,3 +50,9 @@ def test_statistics_are_taken_of_the_unrounded_sum(provider: str) -> None:
     y, total = run(provider, x, np.ones(2), residual, dtype="float16", outputs=("y", "sum"), epsilon=0.0)
     np.testing.assert_array_equal(total, [[1, 2048]])  # 2049 is none of float16
     np.testing.assert_allclose(y, [[1 / np.sqrt((1 + 2049**2) / 2), np.sqrt(2)]], rtol=1e-3)
+
+
+@every_provider
+def test_a_nan_stays_in_its_row(provider: str) -> None:
+    (got,) = run(provider, [[1, np.nan, 3], [1, 2, 3]], np.ones(3))
+    assert np.isnan(got[0]).all() and np.isfinite(got[1]).all()
