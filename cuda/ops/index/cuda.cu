@@ -1,9 +1,9 @@
-// Take and TakeAlongAxis are reads by index as they stand (read.cuh).
+// Take, TakeAlongAxis and Embedding are reads by index as they stand (read.cuh).
 //
-// Embedding: a row of the table for each index, plus the residual. One pass: each row is read and written once, by 16
-// bytes where all tensors are aligned to that and by elements where not. The threads of a block share out its rows and,
-// of each row, the vectors, so that narrow rows fill a block as well as wide ones. All offsets are 64-bit: tables may
-// be of any size.
+// Embedding with a residual: a row of the table for each index, plus the residual. One pass: each row is read and
+// written once, by 16 bytes where all tensors are aligned to that and by elements where not. The threads of a block
+// share out its rows and, of each row, the vectors, so that narrow rows fill a block as well as wide ones. All offsets
+// are 64-bit: tables may be of any size.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -27,8 +27,8 @@ struct Residual {
 };
 
 template <int N, class I, class T>
-__global__ void __launch_bounds__(kThreads) look_up(const I* indices, const T* table, const Residual<T> residual, T* y,
-                                                    int64_t count, int64_t rows, int64_t width, int64_t* report) {
+__global__ void __launch_bounds__(kThreads) add_rows(const I* indices, const T* table, const Residual<T> residual, T* y,
+                                                     int64_t count, int64_t rows, int64_t width, int64_t* report) {
   for (int64_t i = blockIdx.x * int64_t(blockDim.y) + threadIdx.y; i < count; i += gridDim.x * int64_t(blockDim.y)) {
     const int64_t index = indices[i];
     const bool inside = index >= -rows && index < rows;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) look_up(const I* indices, const T* t
       report[0] = 1;
     }
     const T* from = table + (index < 0 ? index + rows : index) * width;
-    const int64_t residual_row = residual.data ? residual.row(i) : 0;
+    const int64_t residual_row = residual.row(i);
     for (int64_t d = threadIdx.x * N; d < width; d += blockDim.x * N) {
       Vector<T, N> value;
       if (inside) {
@@ -46,14 +46,11 @@ __global__ void __launch_bounds__(kThreads) look_up(const I* indices, const T* t
 #pragma unroll
         for (int j = 0; j < N; ++j) value[j] = from_float<T>(NAN);
       }
-      if (residual.data) {
-        Vector<float, N> sum = to_float(value);
-        const Vector<float, N> more = to_float(load<N>(residual.data + residual_row + d * residual.step));
+      Vector<float, N> sum = to_float(value);
+      const Vector<float, N> more = to_float(load<N>(residual.data + residual_row + d * residual.step));
 #pragma unroll
-        for (int j = 0; j < N; ++j) sum[j] += more[j];
-        value = from_float<T>(sum);
-      }
-      store(y + i * width + d, value);
+      for (int j = 0; j < N; ++j) sum[j] += more[j];
+      store(y + i * width + d, from_float<T>(sum));
     }
   }
 }
@@ -63,7 +60,7 @@ template <int N, class T>
 bool is_aligned(const Residual<T>& residual) {
   bool aligned = residual.step == 1;
   for (int axis = 0; axis < residual.row.rank; ++axis) aligned = aligned && residual.row.strides[axis] % N == 0;
-  return aligned || !residual.data;
+  return aligned;
 }
 
 }  // namespace
@@ -71,7 +68,14 @@ bool is_aligned(const Residual<T>& residual) {
 template <class I, class T>
 void embedding_cuda(const EmbeddingArgs<I, T>& a, Context& context) {
   const int64_t count = a.S.size();
-  Residual<T> residual = {a.residual, {}, a.residual ? a.residual_strides[a.S.rank] : 0};
+  if (!a.residual) {
+    Shape table;
+    table.rank = 2;
+    table.dims[0] = a.V;
+    table.dims[1] = a.D;
+    return read_rows(slices(table, count, 0), a.indices, a.table, a.y, context);
+  }
+  Residual<T> residual = {a.residual, {}, a.residual_strides[a.S.rank]};
   for (int axis = 0; axis < a.S.rank; ++axis) residual.row.append(a.S[axis], a.residual_strides[axis]);
 
   const IndexReport report(context);
@@ -80,7 +84,7 @@ void embedding_cuda(const EmbeddingArgs<I, T>& a, Context& context) {
     const int64_t vectors = (a.D + N - 1) / N;
     const int threads = static_cast<int>(std::bit_ceil<uint64_t>(std::min<int64_t>(vectors, kThreads)));
     const dim3 block(threads, kThreads / threads);
-    launch(look_up<N, I, T>, grid_stride_blocks(count, block.y), block, 0, context, a.indices, a.table, residual, a.y,
+    launch(add_rows<N, I, T>, grid_stride_blocks(count, block.y), block, 0, context, a.indices, a.table, residual, a.y,
            count, a.V, a.D, report.device());
   };
   constexpr int kVector = kWidth<T>;
