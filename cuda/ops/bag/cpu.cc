@@ -51,6 +51,19 @@ ORTOPS_CLONES float dot(const float* a, const float* b, int64_t count) { return 
 ORTOPS_CLONES double dot(const double* a, const double* b, int64_t count) { return dot_of(a, b, count); }
 
 template <class I>
+ORTOPS_INLINE bool are_inside_of(const I* indices, int64_t count, int64_t rows) {
+  int64_t outside = 0;
+  for (int64_t i = 0; i < count; ++i) outside |= (indices[i] < -rows) | (indices[i] >= rows);
+  return outside == 0;
+}
+ORTOPS_CLONES bool are_inside(const int64_t* indices, int64_t count, int64_t rows) {
+  return are_inside_of(indices, count, rows);
+}
+ORTOPS_CLONES bool are_inside(const int32_t* indices, int64_t count, int64_t rows) {
+  return are_inside_of(indices, count, rows);
+}
+
+template <class I>
 void check_offsets(const Bags<I>& bags) {
   for (int64_t place = 0; bags.offsets && place < bags.offset_count; ++place) {
     if (bags.is_valid(place)) continue;
@@ -72,6 +85,10 @@ struct Rows {
     return index < 0 ? index + rows : index;
   }
   bool is_padding(int64_t row) const { return row == padding; }
+  void check(int64_t begin, int64_t end) const {
+    if (are_inside(indices + begin, end - begin, rows)) return;
+    for (int64_t position = begin; position < end; ++position) (*this)[position];
+  }
 
   // Fetches what is wanted of the row of a position that comes later, if there is one.
   template <class T>
@@ -82,53 +99,76 @@ struct Rows {
   }
 };
 
-// The rows of a run of bags, to be taken bag by bag; some columns of them.
+// The rows of the positions, for which all indices have been checked.
 template <class T, class I>
-auto bag_rows(const Rows<I>& rows, int64_t last, const T* table, int64_t width, int64_t count,
-              const T* weights = nullptr) {
-  const auto find = [=](int64_t position, const T*& values, Compute<T>& factor) {
-    const int64_t row = rows[position];
-    values = table + row * width;
-    factor = weights ? to_compute(weights[position]) : Compute<T>(1);
-    return !rows.is_padding(row);
-  };
-  return RowWindow<T, decltype(find)>(find, last, count);
-}
+struct BagRows {
+  const I* indices;
+  int64_t count, padding;
+  const T* table;
+  int64_t width;
+  const T* weights;
+  int64_t last;
+
+  ORTOPS_INLINE const T* row(int64_t position) const {
+    const int64_t index = indices[position], row = index < 0 ? index + count : index;
+    return row == padding ? nullptr : table + row * width;
+  }
+  ORTOPS_INLINE Compute<T> factor(int64_t position) const {
+    return weights ? to_compute(weights[position]) : Compute<T>(1);
+  }
+  int64_t kept(int64_t begin, int64_t end) const {
+    if (padding < 0) return end - begin;
+    int64_t kept = 0;
+    for (int64_t position = begin; position < end; ++position) kept += row(position) != nullptr;
+    return kept;
+  }
+};
 
 // The maxima of some columns of a bag, and if asked for their positions counted from the bag's begin (-1: an empty bag,
 // zeros).
-template <class T, class Window>
-void maximum(Window& window, int64_t begin, int64_t end, int64_t count, Compute<T>* best, int32_t* winners) {
+template <bool kWinners, class T, class I>
+void maximum(const BagRows<T, I>& rows, int64_t begin, int64_t end, int64_t count, Compute<T>* best,
+             int32_t* winners = nullptr) {
   if (end - begin > std::numeric_limits<int32_t>::max()) throw Error("indices: a bag of more than 2147483647");
-  bool empty = true;
-  for (int64_t position = begin; position < end;) {
-    const auto run = window.take(position, end, begin);
-    position = run.end;
-    if (run.count == 0) continue;
-    if (empty) {
-      widen(run.rows[0], best, count);
-      if (winners) std::fill_n(winners, count, run.places[0]);
-    }
-    find_maximum(run.rows + empty, run.places + empty, run.count - empty, count, best, winners);
-    empty = false;
+  int64_t first = begin;
+  while (first < end && !rows.row(first)) ++first;
+  if (first == end) {
+    std::fill_n(best, count, Compute<T>(0));
+    if (kWinners) std::fill_n(winners, count, -1);
+    return;
   }
-  if (!empty) return;
-  std::fill_n(best, count, Compute<T>(0));
-  if (winners) std::fill_n(winners, count, -1);
+  find_maximum<kWinners, T>(rows, first, end, count, best, winners);
+  const int32_t before = static_cast<int32_t>(first - begin);
+  if (kWinners && before > 0) {
+    for (int64_t i = 0; i < count; ++i) winners[i] += before;
+  }
 }
 
-// The sums of some columns of the rows of the items begin..end; returns how many rows they were.
-template <class T, class Window>
-int64_t sum(Window& window, int64_t begin, int64_t end, int64_t count, Compute<T>* totals) {
-  std::fill_n(totals, count, Compute<T>(0));
-  int64_t kept = 0;
-  for (int64_t item = begin; item < end;) {
-    const auto run = window.take(item, end);
-    sum_rows(run.rows, run.factors, run.count, count, totals);
-    kept += run.count;
-    item = run.end;
+// What goes to the rows of the table, sorted by them.
+template <class T>
+struct SortedRows {
+  const T* d_y;
+  int64_t width;
+  const int64_t* bags;
+  const int64_t* positions;
+  const T* weights;           // of positions, or null
+  const Compute<T>* factors;  // of bags, or null
+  int64_t last;
+
+  ORTOPS_INLINE const T* row(int64_t i) const { return d_y + bags[i] * width; }
+  ORTOPS_INLINE Compute<T> factor(int64_t i) const {
+    return weights ? to_compute(weights[positions[i]]) : factors ? factors[bags[i]] : Compute<T>(1);
   }
-  return kept;
+};
+
+// Where results are formed: in their place, if they are of the type that is computed in.
+template <class T, class C = Compute<T>>
+C* wide_results(T* narrow, C* wide) {
+  if constexpr (std::is_same_v<T, C>) {
+    return narrow;
+  } else {
+    return wide;
+  }
 }
 
 template <class F>
@@ -151,20 +191,25 @@ void embedding_bag_cpu(const EmbeddingBagArgs<I, T>& a, Context& context) {
   const Rows<I> rows = {a.indices, a.V, padding_row(a)};
   check_offsets(bags);
   context.parallel_for(bags.count, grain(bags.count, bags.positions, a.D), [&](int64_t first, int64_t behind) {
+    const int64_t last = bags.end(behind - 1);
+    rows.check(bags.begin(first), last);
     for_columns(a.D, [&](int64_t column, int64_t count) {
-      auto window = bag_rows(rows, bags.end(behind - 1), a.table + column, a.D, count, a.weights);
-      C totals[kColumns];
+      const BagRows<T, I> found = {a.indices, a.V, rows.padding, a.table + column, a.D, a.weights, last};
+      C wide[kColumns];
       for (int64_t bag = first; bag < behind; ++bag) {
         const int64_t begin = bags.begin(bag), end = bags.end(bag);
+        T* const y = a.y + bag * a.D + column;
+        C* const results = wide_results(y, wide);
         if (mode == BagMode::max) {
-          maximum<T>(window, begin, end, count, totals, nullptr);
+          maximum<false>(found, begin, end, count, results);
         } else {
-          const int64_t kept = sum<T>(window, begin, end, count, totals);
-          if (mode == BagMode::mean && kept > 1) {
-            for (int64_t i = 0; i < count; ++i) totals[i] /= C(kept);
-          }
+          sum_rows<T>(found, begin, end, count, results);
         }
-        narrow(totals, a.y + bag * a.D + column, count);
+        if (mode == BagMode::mean) {
+          const C kept = C(found.kept(begin, end));
+          for (int64_t i = 0; i < count && kept > 1; ++i) results[i] /= kept;
+        }
+        if constexpr (!std::is_same_v<T, C>) narrow(results, y, count);
       }
     });
   });
@@ -184,15 +229,14 @@ void embedding_bag_gradient_cpu(const EmbeddingBagGradientArgs<I, T>& a, Context
 
   // The positions sorted by their row: those of row r are from starts[r] to starts[r + 1].
   int64_t* starts = allocate(a.V + 2, int64_t());
-  int64_t* bag_of = allocate(bags.positions, int64_t());
   int64_t* sorted = allocate(bags.positions, int64_t());
+  int64_t* bag_of = allocate(bags.positions, int64_t());  // of those, in the same order
   C* factors = mode == BagMode::mean ? allocate(bags.count, C()) : nullptr;
   std::fill_n(starts, a.V + 2, 0);
   for (int64_t bag = 0; bag < bags.count; ++bag) {
     int64_t kept = 0;
     for (int64_t position = bags.begin(bag); position < bags.end(bag); ++position) {
       const int64_t row = rows[position];
-      bag_of[position] = bag;
       if (rows.is_padding(row)) continue;
       ++starts[row + 2];
       ++kept;
@@ -202,9 +246,14 @@ void embedding_bag_gradient_cpu(const EmbeddingBagGradientArgs<I, T>& a, Context
   const int64_t last = bags.count ? bags.end(bags.count - 1) : 0;
   for (int64_t position = last; position < bags.positions; ++position) rows[position];  // in no bag, but to be valid
   for (int64_t row = 2; row < a.V + 2; ++row) starts[row] += starts[row - 1];
-  for (int64_t position = 0; position < last; ++position) {
-    const int64_t row = rows[position];
-    if (!rows.is_padding(row)) sorted[starts[row + 1]++] = position;
+  for (int64_t bag = 0; bag < bags.count; ++bag) {
+    for (int64_t position = bags.begin(bag); position < bags.end(bag); ++position) {
+      const int64_t row = rows[position];
+      if (rows.is_padding(row)) continue;
+      const int64_t place = starts[row + 1]++;
+      sorted[place] = position;
+      bag_of[place] = bag;
+    }
   }
 
   int32_t* winners = nullptr;
@@ -212,10 +261,11 @@ void embedding_bag_gradient_cpu(const EmbeddingBagGradientArgs<I, T>& a, Context
     winners = allocate(bags.count * a.D, int32_t());
     context.parallel_for(bags.count, grain(bags.count, bags.positions, a.D), [&](int64_t first, int64_t behind) {
       for_columns(a.D, [&](int64_t column, int64_t count) {
-        auto window = bag_rows(rows, bags.end(behind - 1), a.table + column, a.D, count);
+        const BagRows<T, I> found = {a.indices, a.V,     rows.padding,        a.table + column,
+                                     a.D,       nullptr, bags.end(behind - 1)};
         C best[kColumns];
         for (int64_t bag = first; bag < behind; ++bag) {
-          maximum<T>(window, bags.begin(bag), bags.end(bag), count, best, winners + bag * a.D + column);
+          maximum<true>(found, bags.begin(bag), bags.end(bag), count, best, winners + bag * a.D + column);
         }
       });
     });
@@ -223,16 +273,11 @@ void embedding_bag_gradient_cpu(const EmbeddingBagGradientArgs<I, T>& a, Context
 
   context.parallel_for(a.V, grain(a.V, last, a.D), [&](int64_t first, int64_t behind) {
     for_columns(a.D, [&](int64_t column, int64_t count) {
-      const auto find = [&](int64_t i, const T*& d, C& factor) {
-        const int64_t position = sorted[i], bag = bag_of[position];
-        d = a.d_y + bag * a.D + column;
-        factor = a.weights ? to_compute(a.weights[position]) : factors ? factors[bag] : C(1);
-        return true;
-      };
-      RowWindow<T, decltype(find)> window(find, starts[behind], count);
-      C totals[kColumns], wide[kColumns];
+      const SortedRows<T> found = {a.d_y + column, a.D, bag_of, sorted, a.weights, factors, starts[behind]};
+      C wide[kColumns], won[kColumns];
       for (int64_t row = first; row < behind; ++row) {
-        T* d_row = a.d_table + row * a.D + column;
+        T* const d_row = a.d_table + row * a.D + column;
+        C* const totals = wide_results(d_row, wide);
         if (starts[row] == starts[row + 1]) {
           std::memset(d_row, 0, count * sizeof(T));
           continue;
@@ -240,15 +285,15 @@ void embedding_bag_gradient_cpu(const EmbeddingBagGradientArgs<I, T>& a, Context
         if (winners) {
           std::fill_n(totals, count, C(0));
           for (int64_t i = starts[row]; i < starts[row + 1]; ++i) {
-            const int64_t position = sorted[i], bag = bag_of[position];
+            const int64_t position = sorted[i], bag = bag_of[i];
             const int32_t place = static_cast<int32_t>(position - bags.begin(bag));
-            widen(a.d_y + bag * a.D + column, wide, count);
-            add_won(wide, winners + bag * a.D + column, place, totals, count);
+            widen(a.d_y + bag * a.D + column, won, count);
+            add_won(won, winners + bag * a.D + column, place, totals, count);
           }
         } else {
-          sum<T>(window, starts[row], starts[row + 1], count, totals);
+          sum_rows<T>(found, starts[row], starts[row + 1], count, totals);
         }
-        narrow(totals, d_row, count);
+        if constexpr (!std::is_same_v<T, C>) narrow(totals, d_row, count);
       }
     });
   });

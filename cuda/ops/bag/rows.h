@@ -2,11 +2,13 @@
 // in registers while all rows pass; what a later row has there is fetched meanwhile, which is most of the time where
 // the table is larger than the caches.
 //
-// The lists of rows go on for kAhead rows behind their end, of what will be asked for next, or of anything.
+// The rows are those of consecutive items: `rows.row(item)` is where one lies (null: it is left out),
+// `rows.factor(item)` what it is multiplied by, and `rows.last` is behind the last item that has a row at all.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "device/arrays.h"
 #include "device/types.h"
@@ -18,7 +20,7 @@
 namespace ortops {
 
 constexpr int64_t kColumns = 512;  // that are worked on at a time
-constexpr int kAhead = 16;         // rows that are fetched before their turn
+constexpr int kAhead = 16;         // items whose rows are fetched before their turn
 
 template <class T>
 ORTOPS_INLINE void fetch(const T* row, int64_t count) {
@@ -28,39 +30,46 @@ ORTOPS_INLINE void fetch(const T* row, int64_t count) {
   }
 }
 
+template <class Rows>
+ORTOPS_INLINE void fetch_ahead(const Rows& rows, int64_t item, int64_t column, int64_t count) {
+  fetch(rows.row(std::min(item + kAhead, rows.last - 1)) + column, count);
+}
+
 namespace detail {
 
-// For any processor, a column at a time.
-template <class T, class C = Compute<T>>
-ORTOPS_INLINE void sum_columns(const T* const* rows, const C* factors, int64_t n, int64_t begin, int64_t end,
-                               C* totals) {
-  for (int64_t column = begin; column < end; ++column) {
-    C total = totals[column];
-    for (int64_t r = 0; r < n; ++r) total += factors[r] * to_compute(rows[r][column]);
-    totals[column] = total;
+// For any processor, and for few columns: row by row.
+template <class Rows, class C>
+void sum_by_rows(const Rows& rows, int64_t begin, int64_t end, int64_t count, C* totals) {
+  std::fill_n(totals, count, C(0));
+  for (int64_t item = begin; item < end; ++item) {
+    const auto* const row = rows.row(item);
+    fetch_ahead(rows, item, 0, count);
+    if (!row) continue;
+    const C factor = rows.factor(item);
+    for (int64_t i = 0; i < count; ++i) totals[i] += factor * to_compute(row[i]);
   }
 }
 
-template <class T, class C = Compute<T>>
-ORTOPS_INLINE void find_maximum_of_columns(const T* const* rows, const int32_t* places, int64_t n, int64_t begin,
-                                           int64_t end, C* best, int32_t* winners) {
-  for (int64_t column = begin; column < end; ++column) {
-    C greatest = best[column];
-    int32_t winner = winners ? winners[column] : 0;
-    for (int64_t r = 0; r < n; ++r) {
-      const C value = to_compute(rows[r][column]);
-      const bool keep = (greatest >= value) | (greatest != greatest);
-      greatest = keep ? greatest : value;
-      winner = keep || !winners ? winner : places[r];
+template <bool kWinners, class Rows, class C>
+void find_maximum_by_rows(const Rows& rows, int64_t begin, int64_t end, int64_t count, C* best, int32_t* winners) {
+  for (int64_t i = 0; i < count; ++i) best[i] = to_compute(rows.row(begin)[i]);
+  if (kWinners) std::fill_n(winners, count, 0);
+  for (int64_t item = begin + 1; item < end; ++item) {
+    const auto* const row = rows.row(item);
+    fetch_ahead(rows, item, 0, count);
+    if (!row) continue;
+    for (int64_t i = 0; i < count; ++i) {
+      const C value = to_compute(row[i]);
+      const bool keep = (best[i] >= value) | (best[i] != best[i]);
+      best[i] = keep ? best[i] : value;
+      if (kWinners) winners[i] = keep ? winners[i] : static_cast<int32_t>(item - begin);
     }
-    best[column] = greatest;
-    if (winners) winners[column] = winner;
   }
 }
 
 #ifdef __x86_64__
-// For processors since 2013 (x86-64-v3): by vectors of 8 floats. The last vector of a count that is no multiple of 8
-// overlaps the one before it: both come to the same, and the last one is read before the others are written.
+// For processors since 2013 (x86-64-v3): by vectors of 8 floats. The last one of a count that is no multiple of 8
+// overlaps the one before it.
 #define ORTOPS_AVX2 __attribute__((target("avx2,fma,f16c")))
 
 inline bool has_avx2() {
@@ -78,173 +87,104 @@ ORTOPS_AVX2 inline __m256 load8(const bfloat16* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-template <int kVectors, class T>
-ORTOPS_AVX2 inline void sum_block(const T* const* rows, const float* factors, int64_t n, int64_t column,
-                                  const float* from, float* to) {
-  __m256 sums[kVectors];
-  for (int v = 0; v < kVectors; ++v) sums[v] = _mm256_loadu_ps(from + 8 * v);
-  for (int64_t r = 0; r < n; ++r) {
-    const T* const row = rows[r] + column;
-    fetch(rows[r + kAhead] + column, 8 * kVectors);
-    const __m256 factor = _mm256_broadcast_ss(factors + r);
+// Calls f(integral_constant<int, vectors>, column) for blocks that cover the columns, at least 8 of them.
+template <int kMost, class F>
+ORTOPS_INLINE void for_blocks(int64_t count, F&& f) {
+  int64_t column = 0;
+  for (; column + 8 * kMost <= count; column += 8 * kMost) f(std::integral_constant<int, kMost>(), column);
+  if constexpr (kMost > 2) {
+    for (; column + 16 <= count; column += 16) f(std::integral_constant<int, 2>(), column);
+  }
+  for (; column + 8 <= count; column += 8) f(std::integral_constant<int, 1>(), column);
+  if (column < count) f(std::integral_constant<int, 1>(), count - 8);
+}
+
+template <class Rows>
+ORTOPS_AVX2 void sum_rows_avx2(const Rows& rows, int64_t begin, int64_t end, int64_t count, float* totals) {
+  if (count < 8) return sum_by_rows(rows, begin, end, count, totals);
+  for_blocks<8>(count, [&](auto vectors, int64_t column) ORTOPS_AVX2 {
+    constexpr int kVectors = decltype(vectors)::value;
+    __m256 sums[kVectors] = {};
+    for (int64_t item = begin; item < end; ++item) {
+      const auto* const row = rows.row(item);
+      fetch_ahead(rows, item, column, 8 * kVectors);
+      if (!row) continue;
+      const __m256 factor = _mm256_set1_ps(rows.factor(item));
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sums[v] = _mm256_fmadd_ps(factor, load8(row + 8 * v), sums[v]);
-  }
-  for (int v = 0; v < kVectors; ++v) _mm256_storeu_ps(to + 8 * v, sums[v]);
-}
-
-template <class T>
-ORTOPS_AVX2 void sum_rows_avx2(const T* const* rows, const float* factors, int64_t n, int64_t count, float* totals) {
-  if (count < 8) return sum_columns(rows, factors, n, 0, count, totals);
-  const int64_t last = count - 8;
-  float behind[8];
-  if (count % 8 > 0) sum_block<1>(rows, factors, n, last, totals + last, behind);
-  int64_t column = 0;
-  const auto blocks = [&]<int kVectors>() ORTOPS_AVX2 {
-    for (; column + 8 * kVectors <= count; column += 8 * kVectors) {
-      sum_block<kVectors>(rows, factors, n, column, totals + column, totals + column);
+      for (int v = 0; v < kVectors; ++v) sums[v] = _mm256_fmadd_ps(factor, load8(row + column + 8 * v), sums[v]);
     }
-  };
-  blocks.template operator()<8>();
-  blocks.template operator()<4>();
-  blocks.template operator()<2>();
-  blocks.template operator()<1>();
-  if (count % 8 > 0) std::memcpy(totals + last, behind, sizeof(behind));
+    for (int v = 0; v < kVectors; ++v) _mm256_storeu_ps(totals + column + 8 * v, sums[v]);
+  });
 }
 
-template <int kVectors, bool kWinners, class T>
-ORTOPS_AVX2 inline void find_maximum_of_block(const T* const* rows, const int32_t* places, int64_t n, int64_t column,
-                                              const float* from, float* to, const int32_t* winners_from,
-                                              int32_t* winners_to) {
-  __m256 best[kVectors], winners[kVectors];
-  for (int v = 0; v < kVectors; ++v) {
-    best[v] = _mm256_loadu_ps(from + 8 * v);
-    if (kWinners) winners[v] = _mm256_loadu_ps(reinterpret_cast<const float*>(winners_from + 8 * v));
-  }
-  for (int64_t r = 0; r < n; ++r) {
-    const T* const row = rows[r] + column;
-    fetch(rows[r + kAhead] + column, 8 * kVectors);
-    const __m256 place = kWinners ? _mm256_castsi256_ps(_mm256_set1_epi32(places[r])) : __m256();
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const __m256 value = load8(row + 8 * v);
-      const __m256 is_nan = _mm256_cmp_ps(best[v], best[v], _CMP_UNORD_Q);
-      const __m256 keep = _mm256_or_ps(_mm256_cmp_ps(best[v], value, _CMP_GE_OQ), is_nan);
-      best[v] = _mm256_blendv_ps(value, best[v], keep);
-      if (kWinners) winners[v] = _mm256_blendv_ps(place, winners[v], keep);
-    }
-  }
-  for (int v = 0; v < kVectors; ++v) {
-    _mm256_storeu_ps(to + 8 * v, best[v]);
-    if (kWinners) _mm256_storeu_ps(reinterpret_cast<float*>(winners_to + 8 * v), winners[v]);
-  }
-}
-
-template <bool kWinners, class T>
-ORTOPS_AVX2 void find_maximum_avx2(const T* const* rows, const int32_t* places, int64_t n, int64_t count, float* best,
+template <bool kWinners, class Rows>
+ORTOPS_AVX2 void find_maximum_avx2(const Rows& rows, int64_t begin, int64_t end, int64_t count, float* best,
                                    int32_t* winners) {
-  if (count < 8) return find_maximum_of_columns(rows, places, n, 0, count, best, winners);
-  const int64_t last = count - 8;
-  float behind[8];
-  int32_t winners_behind[8];
-  if (count % 8 > 0) {
-    find_maximum_of_block<1, kWinners>(rows, places, n, last, best + last, behind, winners + last, winners_behind);
-  }
-  int64_t column = 0;
-  const auto blocks = [&]<int kVectors>() ORTOPS_AVX2 {
-    for (; column + 8 * kVectors <= count; column += 8 * kVectors) {
-      int32_t* const here = winners + column;
-      find_maximum_of_block<kVectors, kWinners>(rows, places, n, column, best + column, best + column, here, here);
+  if (count < 8) return find_maximum_by_rows<kWinners>(rows, begin, end, count, best, winners);
+  for_blocks<4>(count, [&](auto vectors, int64_t column) ORTOPS_AVX2 {
+    constexpr int kVectors = decltype(vectors)::value;
+    __m256 greatest[kVectors], winner[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      greatest[v] = load8(rows.row(begin) + column + 8 * v);
+      winner[v] = _mm256_setzero_ps();
     }
-  };
-  blocks.template operator()<4>();
-  blocks.template operator()<1>();
-  if (count % 8 == 0) return;
-  std::memcpy(best + last, behind, sizeof(behind));
-  if (kWinners) std::memcpy(winners + last, winners_behind, sizeof(winners_behind));
+    for (int64_t item = begin + 1; item < end; ++item) {
+      const auto* const row = rows.row(item);
+      fetch_ahead(rows, item, column, 8 * kVectors);
+      if (!row) continue;
+      const __m256 place = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(item - begin)));
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const __m256 value = load8(row + column + 8 * v);
+        const __m256 is_nan = _mm256_cmp_ps(greatest[v], greatest[v], _CMP_UNORD_Q);
+        const __m256 keep = _mm256_or_ps(_mm256_cmp_ps(greatest[v], value, _CMP_GE_OQ), is_nan);
+        greatest[v] = _mm256_blendv_ps(value, greatest[v], keep);
+        if (kWinners) winner[v] = _mm256_blendv_ps(place, winner[v], keep);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      _mm256_storeu_ps(best + column + 8 * v, greatest[v]);
+      if (kWinners) _mm256_storeu_ps(reinterpret_cast<float*>(winners + column + 8 * v), winner[v]);
+    }
+  });
 }
 #endif
 
 }  // namespace detail
 
-// totals += the rows times their factors
-template <class T>
-void sum_rows(const T* const* rows, const Compute<T>* factors, int64_t n, int64_t count, Compute<T>* totals) {
+// The sums of `count` columns (kColumns at most) of the rows of begin..end, each times its factor. Those of a run of
+// rows are formed before they are added to the others: rounding errors do not grow with a bag as one chain of sums has
+// them.
+template <class T, class Rows, class C = Compute<T>>
+void sum_rows(const Rows& rows, int64_t begin, int64_t end, int64_t count, C* totals) {
+  constexpr int64_t kRun = 128;
+  const auto sum_run = [&](int64_t first, C* sums) {
+    const int64_t behind = std::min(end, first + kRun);
 #ifdef __x86_64__
-  if constexpr (!std::is_same_v<T, double>) {
-    if (detail::has_avx2()) return detail::sum_rows_avx2(rows, factors, n, count, totals);
-  }
-#endif
-  detail::sum_columns(rows, factors, n, 0, count, totals);
-}
-
-// best = the greatest of it and the rows, or the first NaN; and where winners are asked for (they may be null), the
-// place of the first row that has it.
-template <class T>
-void find_maximum(const T* const* rows, const int32_t* places, int64_t n, int64_t count, Compute<T>* best,
-                  int32_t* winners) {
-#ifdef __x86_64__
-  if constexpr (!std::is_same_v<T, double>) {
-    if (detail::has_avx2()) {
-      return winners ? detail::find_maximum_avx2<true>(rows, places, n, count, best, winners)
-                     : detail::find_maximum_avx2<false>(rows, places, n, count, best, winners);
+    if constexpr (!std::is_same_v<T, double>) {
+      if (detail::has_avx2()) return detail::sum_rows_avx2(rows, first, behind, count, sums);
     }
-  }
 #endif
-  detail::find_maximum_of_columns(rows, places, n, 0, count, best, winners);
-}
-
-// The rows of many items that come one after the other, looked up some hundred at a time: the ones that are left out
-// are gone, and rows can be fetched before their turn. `find(item, row, factor)` tells whether an item has a row.
-template <class T, class Find>
-class RowWindow {
- public:
-  using C = Compute<T>;
-  struct Run {
-    const T* const* rows;
-    const C* factors;
-    const int32_t* places;  // of the rows, counted from `from`
-    int64_t count;
-    int64_t end;  // the item behind them
+    detail::sum_by_rows(rows, first, behind, count, sums);
   };
-
-  // `last` is behind the last item that is asked for, `count` how many columns are.
-  RowWindow(Find find, int64_t last, int64_t count) : find_(find), last_(last), count_(count) {}
-
-  // The rows of the items begin..end, or of the first ones of them. Items are asked for in their order.
-  Run take(int64_t begin, int64_t end, int64_t from = 0) {
-    if (begin >= end_) fill(begin);
-    const int64_t until = std::min(end, end_);
-    const int first = slots_[begin - begin_], behind = slots_[until - begin_];
-    for (int i = first; i < behind; ++i) places_[i] = static_cast<int32_t>(items_[i] + begin_ - from);
-    return {rows_ + first, factors_ + first, places_ + first, behind - first, until};
+  sum_run(begin, totals);
+  for (int64_t first = begin + kRun; first < end; first += kRun) {
+    C sums[kColumns];
+    sum_run(first, sums);
+    for (int64_t i = 0; i < count; ++i) totals[i] += sums[i];
   }
+}
 
- private:
-  static constexpr int kItems = 256;
-
-  void fill(int64_t begin) {
-    begin_ = begin;
-    end_ = std::min(last_, begin + kItems);
-    int n = 0;
-    for (int64_t item = begin; item < end_; ++item) {
-      slots_[item - begin] = n;
-      if (!find_(item, rows_[n], factors_[n])) continue;
-      if (n < kAhead) fetch(rows_[n], count_);
-      items_[n++] = static_cast<int>(item - begin);
-    }
-    slots_[end_ - begin] = n;
-    std::fill_n(rows_ + n, kAhead, n > 0 ? rows_[n - 1] : nullptr);
+// The greatest or the first NaN of each column, and if asked for the first item that has it,
+// counted from begin, which has a row.
+template <bool kWinners, class T, class Rows>
+void find_maximum(const Rows& rows, int64_t begin, int64_t end, int64_t count, Compute<T>* best, int32_t* winners) {
+#ifdef __x86_64__
+  if constexpr (!std::is_same_v<T, double>) {
+    if (detail::has_avx2()) return detail::find_maximum_avx2<kWinners>(rows, begin, end, count, best, winners);
   }
-
-  Find find_;
-  int64_t last_, count_;
-  int64_t begin_ = 0, end_ = 0;
-  int slots_[kItems + 1];  // how many rows come before an item
-  int items_[kItems + 1];
-  int32_t places_[kItems + 1];
-  const T* rows_[kItems + kAhead];
-  C factors_[kItems + 1];
-};
+#endif
+  detail::find_maximum_by_rows<kWinners>(rows, begin, end, count, best, winners);
+}
 
 }  // namespace ortops
