@@ -195,6 +195,17 @@ def test_more_planes_and_rows_than_a_grid_has_in_y(provider: str) -> None:
 
 
 @every_provider
+@pytest.mark.parametrize(("mode", "align_corners"), MODES)
+def test_rows_whose_sums_no_block_can_hold(provider: str, mode: str, align_corners: bool) -> None:
+    x = np.zeros((2, 1, 3, 9_001), np.float32)
+    for width in (30_001, 2_003):  # up; and down, where it is the columns of x that are many
+        d_y = np.random.default_rng(10).standard_normal((2, 1, 5, width)).astype(np.float32)
+        given = {"mode": mode, "align_corners": align_corners, "size": d_y.shape[2:]}
+        want = ops.upsample2d_gradient(d_y, x, **given)
+        np.testing.assert_allclose(run_gradient(provider, d_y, x, **given), want, rtol=1e-5, atol=1e-5)
+
+
+@every_provider
 def test_what_is_not_finite_stays_where_it_is(provider: str) -> None:
     x = np.zeros((1, 1, 16, 16), np.float32)
     x[:, :, 5, 4], x[:, :, 9, 9], x[:, :, 0, 0], x[:, :, 15, 15] = np.nan, np.inf, -np.inf, np.inf

@@ -95,15 +95,6 @@ template <class T>
 ORTOPS_INLINE void pick_loop(const T* row, const int* at, int count, T* result) {
   for (int i = 0; i < count; ++i) result[i] = row[at[i]];
 }
-ORTOPS_CLONES void pick_twice(const uint16_t* row, int count, uint16_t* result) {
-  for (int i = 0; i < count; ++i) result[2 * i] = result[2 * i + 1] = row[i];
-}
-ORTOPS_CLONES void pick_twice(const uint32_t* row, int count, uint32_t* result) {
-  for (int i = 0; i < count; ++i) result[2 * i] = result[2 * i + 1] = row[i];
-}
-ORTOPS_CLONES void pick_twice(const uint64_t* row, int count, uint64_t* result) {
-  for (int i = 0; i < count; ++i) result[2 * i] = result[2 * i + 1] = row[i];
-}
 ORTOPS_CLONES void pick(const uint16_t* row, const int* at, int count, uint16_t* result) {
   pick_loop(row, at, count, result);
 }
@@ -112,6 +103,24 @@ ORTOPS_CLONES void pick(const uint32_t* row, const int* at, int count, uint32_t*
 }
 ORTOPS_CLONES void pick(const uint64_t* row, const int* at, int count, uint64_t* result) {
   pick_loop(row, at, count, result);
+}
+
+// Twice the rows and columns.
+template <class T>
+ORTOPS_INLINE void double_loop(const T* __restrict__ from, int64_t rows, int64_t count, T* __restrict__ to) {
+  for (int64_t row = 0; row < rows; ++row, from += count, to += 4 * count) {
+    T* __restrict__ next = to + 2 * count;
+    for (int64_t i = 0; i < count; ++i) to[2 * i] = to[2 * i + 1] = next[2 * i] = next[2 * i + 1] = from[i];
+  }
+}
+ORTOPS_CLONES void double_rows(const uint16_t* from, int64_t rows, int64_t count, uint16_t* to) {
+  double_loop(from, rows, count, to);
+}
+ORTOPS_CLONES void double_rows(const uint32_t* from, int64_t rows, int64_t count, uint32_t* to) {
+  double_loop(from, rows, count, to);
+}
+ORTOPS_CLONES void double_rows(const uint64_t* from, int64_t rows, int64_t count, uint64_t* to) {
+  double_loop(from, rows, count, to);
 }
 
 template <size_t kBytes>
@@ -141,12 +150,14 @@ void for_rows(int64_t begin, int64_t end, int height, F&& f) {
 template <class T>
 void nearest(const Problem& p, const T* x, T* y, Context& context) {
   const int in = p.columns.in, out = p.columns.out;
-  int* at = scratch<int>(context, out);
-  bool twice = out == 2 * in;
-  for (int i = 0; i < out; ++i) {
-    at[i] = p.columns.tap<false>(i).at;
-    twice = twice && at[i] == i / 2;
+  if (p.pixel == 1 && is_double<false>(p.rows) && is_double<false>(p.columns)) {
+    const auto rows = [&](int64_t begin, int64_t end) {
+      double_rows(x + begin * in, end - begin, in, y + begin * 4 * in);
+    };
+    return context.parallel_for(p.planes * p.rows.in, std::max<int64_t>(1, kGrain / (4 * in)), rows);
   }
+  int* at = scratch<int>(context, out);
+  for (int i = 0; i < out; ++i) at[i] = p.columns.tap<false>(i).at;
   const int64_t from_row = int64_t(in) * p.pixel, to_row = int64_t(out) * p.pixel;
   const Tap<float>* taps = taps_of<false, float>(p.rows, context);
   const auto rows = [&](int64_t begin, int64_t end) {
@@ -161,8 +172,6 @@ void nearest(const Problem& p, const T* x, T* y, Context& context) {
         for (int i = 0; i < out; ++i) {
           std::memcpy(to + int64_t(i) * p.pixel, from + int64_t(at[i]) * p.pixel, p.pixel * sizeof(T));
         }
-      } else if (twice) {
-        pick_twice(from, in, to);
       } else {
         pick(from, at, out, to);
       }
