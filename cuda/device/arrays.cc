@@ -117,4 +117,18 @@ void add_products(const float16* const* arrays, const float* factors, float* sum
   add_products_of(arrays, factors, sum, has_f16c() ? add_products_f16c(arrays, factors, sum, count) : 0, count);
 }
 
+#define ORTOPS_WRAP(Index)                                                                      \
+  ORTOPS_CLONES bool wrap(const Index* indices, int64_t* from_0, int64_t count, int64_t size) { \
+    int64_t outside = 0;                                                                        \
+    for (int64_t i = 0; i < count; ++i) {                                                       \
+      const int64_t index = indices[i] + (indices[i] < 0 ? size : 0);                           \
+      from_0[i] = index;                                                                        \
+      outside |= index | (size - 1 - index); /* negative where one of them is */                \
+    }                                                                                           \
+    return outside >= 0;                                                                        \
+  }
+ORTOPS_WRAP(int64_t)
+ORTOPS_WRAP(int32_t)
+#undef ORTOPS_WRAP
+
 }  // namespace ortops

@@ -43,4 +43,8 @@ void add_products(const float* const* arrays, const float* factors, float* sum, 
 void add_products(const float16* const* arrays, const float* factors, float* sum, int64_t count);
 void add_products(const bfloat16* const* arrays, const float* factors, float* sum, int64_t count);
 
+// Indices into an axis of `size`, counted from 0 on. Returns whether all are inside of it.
+bool wrap(const int64_t* indices, int64_t* from_0, int64_t count, int64_t size);
+bool wrap(const int32_t* indices, int64_t* from_0, int64_t count, int64_t size);
+
 }  // namespace ortops

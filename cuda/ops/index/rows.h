@@ -114,27 +114,4 @@ void for_each_run(const IndexedRows& rows, int64_t begin, int64_t end, F&& f) {
   }
 }
 
-// Calls f(row, place) for the rows begin..end with the place that each row's index gives.
-template <class I, class F>
-void for_each_place(const IndexedRows& rows, const I* indices, int64_t begin, int64_t end, F&& f) {
-  const int64_t index_stride = rows.rank > 0 ? rows.index_strides[rows.rank - 1] : 0;
-  const int64_t table_stride = rows.rank > 0 ? rows.table_strides[rows.rank - 1] : 0;
-  const int64_t size = rows.size, step = rows.step;
-  const auto run = [&](int64_t row, int64_t count, const I* from, int64_t index_stride, int64_t place) {
-    for (int64_t i = 0; i < count; ++i, place += table_stride) {
-      const int64_t given = from[i * index_stride];
-      const int64_t index = given < 0 ? given + size : given;
-      if (static_cast<uint64_t>(index) >= static_cast<uint64_t>(size)) throw_index_error("indices", given, size);
-      f(row + i, place + index * step);
-    }
-  };
-  for_each_run(rows, begin, end, [&](int64_t row, int64_t count, int64_t first, int64_t place) {
-    if (index_stride == 1) {
-      run(row, count, indices + first, 1, place);
-    } else {
-      run(row, count, indices + first, index_stride, place);
-    }
-  });
-}
-
 }  // namespace ortops
