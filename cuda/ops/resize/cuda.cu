@@ -19,10 +19,12 @@ namespace {
 
 struct Tuning {
   static constexpr int threads = 256;
-  static constexpr int strip = 16;   // rows of the result a thread has: what columns cost is spread over them
-  static constexpr int blocks = 4;   // a multiprocessor should have; strips are made shorter for that
-  static constexpr int rows = 4;     // of the smaller planes a thread has where there are twice as many in the other
-  static constexpr int sums = 4096;  // in shared memory at a time, 16 KiB
+  static constexpr int strip = 16;  // rows of the result a thread has: what columns cost is spread over them
+  static constexpr int blocks = 4;  // a multiprocessor should have; strips are made shorter for that
+  // Rows of the smaller planes a thread has where there are twice as many in the others: more share those between
+  // them, which costs registers.
+  static constexpr int rows = 2, rows_of_pixels = 4;
+  static constexpr int sums = 4096;  // in shared memory at most, unless a row has more: 16 KiB (bilinear: 32)
 };
 
 // What a thread owns is an item: of the planes' rows' vectors the one it is at in every row.
@@ -212,73 +214,81 @@ struct Span<false> {
   __device__ __forceinline__ float share(int) const { return 1; }
 };
 
-// Planes of one element a pixel. A block makes a strip of rows of d_x (a row is of one item): first, a thread a column
-// of d_y, it adds up the rows of d_y that make each of them, then the columns.
+// Planes of one element a pixel. A block makes a strip of rows of d_x (a row is one item): first, a thread a column of
+// d_y, it adds up the rows of d_y that make each of them, by their shares, then the columns. What a sum is worth to the
+// column of d_x that its own column lies at, and (bilinear) to the one behind that, is worked out on the way.
 template <bool kBilinear, class T>
 __global__ void __launch_bounds__(Tuning::threads)
-    gather_rows(const T* __restrict__ d_y, T* __restrict__ d_x, const Launch launch, const int tile) {
-  constexpr int kItems = 2, kLoads = kBilinear ? 6 : 4;  // at once: of a thread's columns, and of a column's rows
-  extern __shared__ float sums[];                        // of `tile` rows
+    gather_rows(const T* __restrict__ d_y, T* __restrict__ d_x, const Launch launch) {
+  constexpr int kLoads = 8;  // at once
+  using Sum = Vector<float, kBilinear ? 2 : 1>;
+  extern __shared__ float2 memory[];
   const Problem& p = launch.problem;
-  const int out = p.columns.out, in = p.columns.in, thread = static_cast<int>(threadIdx.x);
+  const int out = p.columns.out, in = p.columns.in;
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int64_t plane = blockIdx.x / launch.strips;
   const int begin = static_cast<int>(blockIdx.x % launch.strips) * launch.strip;
   const int height = min(launch.strip, p.rows.in - begin);
-  auto* spans = reinterpret_cast<Span<kBilinear>*>(sums + tile * out);
-  const auto* of_columns = spans + height;
-  const int behind = Tuning::threads - 1 - thread;  // other warps than those of the columns, where these are few
-  if (behind < height) spans[behind] = Span<kBilinear>(p.rows, begin + behind);
-  for (int i = thread; i < in; i += Tuning::threads) spans[height + i] = Span<kBilinear>(p.columns, i);
-  d_y += plane * p.rows.out * out;
+  Sum* sums = reinterpret_cast<Sum*>(memory);
+  int* firsts = reinterpret_cast<int*>(sums + launch.strip * out);  // of pixels that lie at the columns from -1 on
+  auto* taps = reinterpret_cast<Tap<float>*>(firsts + in + 2);
+  const int top = p.rows.first<kBilinear>(kBilinear ? begin - 1 : begin);
+  const int count = p.rows.first<kBilinear>(begin + height) - top;
+  for (int i = thread; i < count; i += threads) taps[i] = p.rows.tap<kBilinear>(top + i);
+  for (int i = thread; i < in + 2; i += threads) firsts[i] = p.columns.first<kBilinear>(i - 1);
+  d_y += (plane * p.rows.out + top) * out;
   d_x += (plane * p.rows.in + begin) * in;
-  for (int base = 0; base < height; base += tile) {
-    const int rows = min(tile, height - base);
-    __syncthreads();
-    for (int first = thread; first < rows * out; first += kItems * Tuning::threads) {
-      Span<kBilinear> span[kItems];
-      const T* from[kItems];
-      float sum[kItems];
-      int longest = 0;
-#pragma unroll
-      for (int u = 0; u < kItems; ++u) {
-        const int item = min(first + u * Tuning::threads, rows * out - 1);
-        const int row = static_cast<int>(uint32_t(item) / uint32_t(out));
-        span[u] = spans[base + row];
-        from[u] = d_y + int64_t(span[u].begin) * out + (item - row * out);
-        sum[u] = 0;
-        longest = max(longest, span[u].count);
+  __syncthreads();
+
+  for (int column = thread; column < out; column += threads) {
+    const float share = p.columns.tap<kBilinear>(column).weight;
+    // The sums of row `current` of the strip and (bilinear) of the one behind it.
+    int current = kBilinear ? -1 : 0;
+    float upper = 0, lower = 0;
+    const auto finish = [&] {
+      if (current >= 0) {
+        Sum& sum = sums[current * out + column];
+        sum[0] = kBilinear ? (1 - share) * upper : upper;
+        if constexpr (kBilinear) sum[1] = share * upper;
       }
-      for (int i = 0; i < longest; i += kLoads) {
-        T values[kItems][kLoads];
+      upper = lower;
+      lower = 0;
+      ++current;
+    };
+    const T* from = d_y + column;
+    for (int base = 0; base < count; base += kLoads) {
+      T values[kLoads];
 #pragma unroll
-        for (int u = 0; u < kItems; ++u) {
-#pragma unroll
-          for (int j = 0; j < kLoads; ++j) {
-            values[u][j] = load<1, Reuse::constant>(from[u] + int64_t(i + j) * out, i + j < span[u].count)[0];
-          }
-        }
-#pragma unroll
-        for (int u = 0; u < kItems; ++u) {
-#pragma unroll
-          for (int j = 0; j < kLoads; ++j) sum[u] = fmaf(span[u].share(i + j), to_float(values[u][j]), sum[u]);
-        }
+      for (int j = 0; j < kLoads; ++j) {  // the last is loaded again rather than not
+        values[j] = load<1, Reuse::constant>(from)[0];
+        if (base + j < count - 1) from += out;
       }
 #pragma unroll
-      for (int u = 0; u < kItems; ++u) {
-        const int item = first + u * Tuning::threads;
-        if (item < rows * out) sums[item] = sum[u];
+      for (int j = 0; j < kLoads; ++j) {
+        if (base + j >= count) break;
+        const Tap<float> tap = taps[base + j];
+        const float value = to_float(values[j]);
+#pragma unroll 1
+        while (current < tap.at - begin) finish();
+        upper = kBilinear ? fmaf(1 - tap.weight, value, upper) : upper + value;
+        if (kBilinear) lower = fmaf(tap.weight, value, lower);
       }
     }
-    __syncthreads();
-    for (int item = thread; item < rows * in; item += Tuning::threads) {
-      const int row = static_cast<int>(uint32_t(item) / uint32_t(in));
-      const Span<kBilinear> span = of_columns[item - row * in];
-      const float* from = sums + row * out + span.begin;
-      float sum = 0;
-#pragma unroll 4
-      for (int i = 0; i < span.count; ++i) sum = fmaf(span.share(i), from[i], sum);
-      d_x[int64_t(base) * in + item] = from_float<T>(sum);
+#pragma unroll 1
+    while (current < height) finish();
+  }
+  __syncthreads();
+
+  for (int item = thread; item < height * in; item += threads) {
+    const int row = static_cast<int>(uint32_t(item) / uint32_t(in)), column = item - row * in;
+    const Sum* from = sums + row * out;
+    const int own = firsts[column + 1], end = firsts[column + 2];
+    float sum = 0;
+    if constexpr (kBilinear) {
+      for (int i = firsts[column]; i < own; ++i) sum += from[i][1];
     }
+    for (int i = own; i < end; ++i) sum += from[i][0];
+    d_x[item] = from_float<T>(sum);
   }
 }
 
@@ -589,12 +599,13 @@ void upsample(const Problem& p, const T* x, T* y, Context& context) {
 
 template <bool kBilinear, class T>
 void upsample_gradient(const Problem& p, const T* d_y, T* d_x, Context& context) {
-  constexpr int kVector = kWidth<T>, kRows = Tuning::rows;
+  constexpr int kVector = kWidth<T>;
   const int out = p.columns.out;
   narrow(int64_t(out) * p.pixel);
   const int row = narrow(int64_t(p.columns.in) * p.pixel);
   if (is_aligned<kVector, T>(p.pixel, {d_y, d_x})) {
     if (is_twice<kBilinear>(p)) {
+      constexpr int kRows = Tuning::rows_of_pixels;
       start_twice<kVector, kRows>(twice_gradient_of_pixels<kRows, kBilinear, T>, p, d_y, d_x, context);
     } else {
       start<kVector, T>(gather_pixels<kVector, kBilinear, T>, p, p.rows.in, row, d_y, d_x, context);
@@ -603,14 +614,19 @@ void upsample_gradient(const Problem& p, const T* d_y, T* d_x, Context& context)
   }
   if (p.pixel == 1) {
     if (is_twice<kBilinear>(p) && is_aligned<kVector, T>(out, {d_y}) && is_aligned<kVector / 2, T>(row, {d_x})) {
+      constexpr int kRows = Tuning::rows;
       return start_twice<kVector / 2, kRows>(twice_gradient<kRows, kBilinear, T>, p, d_y, d_x, context);
     }
-    const Launch plan = plan_of(p, p.planes, p.rows.in, 1, 1);
-    const int tile = std::clamp(Tuning::sums / out, 1, plan.strip);
-    const size_t bytes = size_t(tile) * out * sizeof(float) + (plan.strip + row) * sizeof(Span<kBilinear>);
-    if (bytes <= 48 * 1024) {
-      return launch(gather_rows<kBilinear, T>, dim3(narrow(plan.items * plan.strips)), dim3(Tuning::threads), bytes,
-                    context, d_y, d_x, plan, tile);
+    Launch plan = plan_of(p, p.planes, p.rows.in, 1, 1);
+    plan.strip = std::clamp(Tuning::sums / out, 1, plan.strip);
+    plan.strips = (p.rows.in + plan.strip - 1) / plan.strip;
+    const double taps = (plan.strip + 2) * p.rows.pixels + 4;  // no fewer than there are rows of d_y to a strip
+    const double bytes = double(plan.strip) * out * (kBilinear ? 8 : 4) + (row + 2) * 4.0 + taps * sizeof(Tap<float>);
+    if (bytes < 48 * 1024) {
+      const int most = std::max(row, out), passes = (most + Tuning::threads - 1) / Tuning::threads;
+      const int threads = ((most + passes - 1) / passes + 31) / 32 * 32;
+      return launch(gather_rows<kBilinear, T>, dim3(narrow(plan.items * plan.strips)), dim3(threads),
+                    static_cast<size_t>(bytes) + 1, context, d_y, d_x, plan);
     }
   }
   start<1, T>(gather_pixels<1, kBilinear, T>, p, p.rows.in, row, d_y, d_x, context);
