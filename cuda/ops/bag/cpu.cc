@@ -100,21 +100,22 @@ struct Rows {
 };
 
 // The rows of the positions, for which all indices have been checked.
-template <class T, class I>
+template <class T, class I, bool kWeighted = false>
 struct BagRows {
   const I* indices;
   int64_t count, padding;
   const T* table;
   int64_t width;
-  const T* weights;
   int64_t last;
+  const T* weights = nullptr;
 
   ORTOPS_INLINE const T* row(int64_t position) const {
     const int64_t index = indices[position], row = index < 0 ? index + count : index;
     return row == padding ? nullptr : table + row * width;
   }
   ORTOPS_INLINE Compute<T> factor(int64_t position) const {
-    return weights ? to_compute(weights[position]) : Compute<T>(1);
+    if constexpr (kWeighted) return to_compute(weights[position]);
+    return 1;
   }
   int64_t kept(int64_t begin, int64_t end) const {
     if (padding < 0) return end - begin;
@@ -194,7 +195,8 @@ void embedding_bag_cpu(const EmbeddingBagArgs<I, T>& a, Context& context) {
     const int64_t last = bags.end(behind - 1);
     rows.check(bags.begin(first), last);
     for_columns(a.D, [&](int64_t column, int64_t count) {
-      const BagRows<T, I> found = {a.indices, a.V, rows.padding, a.table + column, a.D, a.weights, last};
+      const BagRows<T, I> found = {a.indices, a.V, rows.padding, a.table + column, a.D, last};
+      const BagRows<T, I, true> weighted = {a.indices, a.V, rows.padding, a.table + column, a.D, last, a.weights};
       C wide[kColumns];
       for (int64_t bag = first; bag < behind; ++bag) {
         const int64_t begin = bags.begin(bag), end = bags.end(bag);
@@ -202,6 +204,8 @@ void embedding_bag_cpu(const EmbeddingBagArgs<I, T>& a, Context& context) {
         C* const results = wide_results(y, wide);
         if (mode == BagMode::max) {
           maximum<false>(found, begin, end, count, results);
+        } else if (a.weights) {
+          sum_rows<T>(weighted, begin, end, count, results);
         } else {
           sum_rows<T>(found, begin, end, count, results);
         }
@@ -261,8 +265,7 @@ void embedding_bag_gradient_cpu(const EmbeddingBagGradientArgs<I, T>& a, Context
     winners = allocate(bags.count * a.D, int32_t());
     context.parallel_for(bags.count, grain(bags.count, bags.positions, a.D), [&](int64_t first, int64_t behind) {
       for_columns(a.D, [&](int64_t column, int64_t count) {
-        const BagRows<T, I> found = {a.indices, a.V,     rows.padding,        a.table + column,
-                                     a.D,       nullptr, bags.end(behind - 1)};
+        const BagRows<T, I> found = {a.indices, a.V, rows.padding, a.table + column, a.D, bags.end(behind - 1)};
         C best[kColumns];
         for (int64_t bag = first; bag < behind; ++bag) {
           maximum<true>(found, bags.begin(bag), bags.end(bag), count, best, winners + bag * a.D + column);

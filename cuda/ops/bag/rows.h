@@ -87,22 +87,22 @@ ORTOPS_AVX2 inline __m256 load8(const bfloat16* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-// Calls f(integral_constant<int, vectors>, column) for blocks that cover the columns, at least 8 of them.
-template <int kMost, class F>
-ORTOPS_INLINE void for_blocks(int64_t count, F&& f) {
+// Calls f(integral_constant<int, vectors>, column) for blocks that cover the columns, which are a vector's at least.
+template <int kLanes, int kMost, class F>
+ORTOPS_INLINE void for_blocks(int64_t count, F f) {
   int64_t column = 0;
-  for (; column + 8 * kMost <= count; column += 8 * kMost) f(std::integral_constant<int, kMost>(), column);
+  for (; column + kLanes * kMost <= count; column += kLanes * kMost) f(std::integral_constant<int, kMost>(), column);
   if constexpr (kMost > 2) {
-    for (; column + 16 <= count; column += 16) f(std::integral_constant<int, 2>(), column);
+    for (; column + kLanes * 2 <= count; column += kLanes * 2) f(std::integral_constant<int, 2>(), column);
   }
-  for (; column + 8 <= count; column += 8) f(std::integral_constant<int, 1>(), column);
-  if (column < count) f(std::integral_constant<int, 1>(), count - 8);
+  for (; column + kLanes <= count; column += kLanes) f(std::integral_constant<int, 1>(), column);
+  if (column < count) f(std::integral_constant<int, 1>(), count - kLanes);
 }
 
 template <class Rows>
 ORTOPS_AVX2 void sum_rows_avx2(const Rows& rows, int64_t begin, int64_t end, int64_t count, float* totals) {
   if (count < 8) return sum_by_rows(rows, begin, end, count, totals);
-  for_blocks<8>(count, [&](auto vectors, int64_t column) ORTOPS_AVX2 {
+  for_blocks<8, 8>(count, [=](auto vectors, int64_t column) ORTOPS_AVX2 {
     constexpr int kVectors = decltype(vectors)::value;
     __m256 sums[kVectors] = {};
     for (int64_t item = begin; item < end; ++item) {
@@ -117,11 +117,47 @@ ORTOPS_AVX2 void sum_rows_avx2(const Rows& rows, int64_t begin, int64_t end, int
   });
 }
 
+// By vectors of 16 floats, for which sums of rows that are in the caches have half as much to do.
+#define ORTOPS_AVX512 __attribute__((target("avx512f,avx512bw,avx2,fma,f16c")))
+
+inline bool has_avx512() {
+  static const bool has = has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+  return has;
+}
+
+ORTOPS_AVX512 inline __m512 load16(const float* from) { return _mm512_loadu_ps(from); }
+// With a mask of ones: GCC 12 warns of the ones without.
+ORTOPS_AVX512 inline __m512 load16(const float16* from) {
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+ORTOPS_AVX512 inline __m512 load16(const bfloat16* from) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, bits), 16));
+}
+
+template <class Rows>
+ORTOPS_AVX512 void sum_rows_avx512(const Rows& rows, int64_t begin, int64_t end, int64_t count, float* totals) {
+  if (count < 16) return sum_rows_avx2(rows, begin, end, count, totals);
+  for_blocks<16, 4>(count, [=](auto vectors, int64_t column) ORTOPS_AVX512 {
+    constexpr int kVectors = decltype(vectors)::value;
+    __m512 sums[kVectors] = {};
+    for (int64_t item = begin; item < end; ++item) {
+      const auto* const row = rows.row(item);
+      fetch_ahead(rows, item, column, 16 * kVectors);
+      if (!row) continue;
+      const __m512 factor = _mm512_set1_ps(rows.factor(item));
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[v] = _mm512_fmadd_ps(factor, load16(row + column + 16 * v), sums[v]);
+    }
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(totals + column + 16 * v, sums[v]);
+  });
+}
+
 template <bool kWinners, class Rows>
 ORTOPS_AVX2 void find_maximum_avx2(const Rows& rows, int64_t begin, int64_t end, int64_t count, float* best,
                                    int32_t* winners) {
   if (count < 8) return find_maximum_by_rows<kWinners>(rows, begin, end, count, best, winners);
-  for_blocks<4>(count, [&](auto vectors, int64_t column) ORTOPS_AVX2 {
+  for_blocks<8, 4>(count, [=](auto vectors, int64_t column) ORTOPS_AVX2 {
     constexpr int kVectors = decltype(vectors)::value;
     __m256 greatest[kVectors], winner[kVectors];
     for (int v = 0; v < kVectors; ++v) {
@@ -162,6 +198,7 @@ void sum_rows(const Rows& rows, int64_t begin, int64_t end, int64_t count, C* to
     const int64_t behind = std::min(end, first + kRun);
 #ifdef __x86_64__
     if constexpr (!std::is_same_v<T, double>) {
+      if (detail::has_avx512()) return detail::sum_rows_avx512(rows, first, behind, count, sums);
       if (detail::has_avx2()) return detail::sum_rows_avx2(rows, first, behind, count, sums);
     }
 #endif
