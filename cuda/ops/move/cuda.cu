@@ -1,15 +1,16 @@
 // Moves on CUDA: the output is written once, in vectors of 16 bytes that are aligned whatever the rows' lengths and
 // offsets are. A vector that lies in one run of the source is read with two aligned loads, of which the wanted bytes
 // are shifted out: rows begin at any byte, and loads by elements would take 8 instructions for what takes 2. The few
-// vectors across the end of a run, and all where neighbours do not come from neighbours, are broken: a block collects
-// its own and then shares them out, an element a thread. Were they left to the thread that met them, almost every warp
-// would have one, and wait for a thread that does alone what now takes the block one step.
+// vectors across the end of a run are broken: a block collects its own and shares them out in the end, an element a
+// thread. Were they left to the thread that met them, almost every warp would have one, and wait for a thread that does
+// alone what now takes the block one step.
 //
 // What the elements are read from is a `Source`, which says of an index of the output
 //   whole(at, from)     whether the vector that begins there is one run, and where that lies in memory;
 //   element(at, value)  the element; false where this launch has none;
-//   kStep               how far apart in the source the elements of a run are: 1, 2 or -1;
-//   kElements           as many elements of broken vectors a thread asks for at a time.
+//   kStep               how far apart in the source the elements of a run are: 1, 2 or -1. Where it is 0 there are no
+//                       runs, and instead of `whole` there is
+//   gather(at, value)   the vector, if it is in one row.
 #include <algorithm>
 #include <vector>
 
@@ -25,10 +26,8 @@ namespace {
 struct MoveTuning {
   static constexpr int threads = 256;
   // A thread asks for all its vectors before it waits for the first. Two of them: 4 loads in flight a thread, which at
-  // the 1536 threads of a multiprocessor that the registers allow is more than the memory's latency times its rate.
+  // the 2048 threads of a multiprocessor is more than the memory's latency times its rate.
   static constexpr int vectors = 2;
-  // As many elements of broken vectors at a time, where finding them takes few registers.
-  static constexpr int elements = 4;
 };
 
 template <class Index>
@@ -113,70 +112,65 @@ __device__ __forceinline__ Vector<T, N> reversed(const Vector<T, N>& value) {
 
 // --- the kernel
 
+template <class Source>
+constexpr int kVectors = Source::kStep == 0 ? 1 : MoveTuning::vectors;
+
 // y is aligned to a vector, of which the output begins at element `lead`.
 template <class T, class Index, class Source>
 __global__ void __launch_bounds__(MoveTuning::threads)
     move_vectors(const __grid_constant__ Source source, T* y, Index count, int lead) {
-  constexpr int N = kWidth<T>, kThreads = MoveTuning::threads, kVectors = MoveTuning::vectors;
-  constexpr int kRaw = Source::kStep == 2 ? 2 : 1, kElements = Source::kElements;
-  __shared__ uint16_t broken[kThreads * kVectors];
+  constexpr int N = kWidth<T>, kThreads = MoveTuning::threads, kOwn = kVectors<Source>, kStep = Source::kStep;
+  constexpr int kRaw = kStep == 2 ? 2 : 1;
+  __shared__ uint16_t broken[kThreads * kOwn];
   __shared__ int broken_count;
   const int thread = threadIdx.x;
   if (thread == 0) broken_count = 0;
   __syncthreads();
 
-  const Index begin = Index(blockIdx.x) * (kThreads * kVectors * N) - lead;  // of the block
-  const T* from[kVectors];
-  bool whole[kVectors];
-  Raw raw[kVectors][kRaw];
+  const Index begin = Index(blockIdx.x) * (kThreads * kOwn * N) - lead;  // of the block
+  const T* from[kOwn];
+  bool whole[kOwn];
+  Raw raw[kOwn][kRaw];
+  Vector<T, N> value[kOwn];
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
+  for (int k = 0; k < kOwn; ++k) {
     const int vector = k * kThreads + thread;
     const Index at = begin + vector * N;
-    from[k] = nullptr;
-    whole[k] = at >= 0 && count - at >= N && source.whole(at, from[k]);
-    if (!whole[k] && at < count) broken[atomicAdd(&broken_count, 1)] = static_cast<uint16_t>(vector);
+    whole[k] = at >= 0 && count - at >= N;
+    if constexpr (kStep == 0) {
+      whole[k] = whole[k] && source.gather(at, value[k]);
+    } else {
+      from[k] = nullptr;
+      whole[k] = whole[k] && source.whole(at, from[k]);
 #pragma unroll
-    for (int i = 0; i < kRaw; ++i) {  // behind the last element that is wanted lie kRaw - 1 of no interest
-      const bool last = i == kRaw - 1;
-      raw[k][i] = load_around(from[k] + i * N, whole[k], last ? i * sizeof(T) : 0);
+      for (int i = 0; i < kRaw; ++i) {  // behind the last element that is wanted lie kRaw - 1 of no interest
+        const bool last = i == kRaw - 1;
+        raw[k][i] = load_around(from[k] + i * N, whole[k], last ? i * sizeof(T) : 0);
+      }
     }
+    if (!whole[k] && at < count) broken[atomicAdd(&broken_count, 1)] = static_cast<uint16_t>(vector);
   }
   __syncthreads();
-
-  const int elements = broken_count * N;
-  for (int first = thread; first < elements; first += kThreads * kElements) {  // while the loads above are on their way
-    T value[kElements];
-    Index at[kElements];
-    bool present[kElements];
 #pragma unroll
-    for (int k = 0; k < kElements; ++k) {
-      const int i = first + k * kThreads;
-      present[k] = false;
-      if (i >= elements) continue;
-      at[k] = begin + broken[i / N] * N + i % N;
-      present[k] = at[k] >= 0 && at[k] < count && source.element(at[k], value[k]);
-    }
-#pragma unroll
-    for (int k = 0; k < kElements; ++k) {
-      if (present[k]) y[lead + at[k]] = value[k];
-    }
-  }
-
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
+  for (int k = 0; k < kOwn; ++k) {
     if (!whole[k]) continue;
-    Vector<T, N> value = shift_out<N>(raw[k][0], from[k]);
-    if constexpr (kRaw == 2) value = evens(value, shift_out<N>(raw[k][1], from[k]));
-    if constexpr (Source::kStep == -1) value = reversed(value);
-    store(y + lead + begin + (k * kThreads + thread) * N, value);
+    if constexpr (kStep != 0) value[k] = shift_out<N>(raw[k][0], from[k]);
+    if constexpr (kStep == 2) value[k] = evens(value[k], shift_out<N>(raw[k][1], from[k]));
+    if constexpr (kStep == -1) value[k] = reversed(value[k]);
+    store(y + lead + begin + (k * kThreads + thread) * N, value[k]);
+  }
+  const int elements = broken_count * N;
+  for (int i = thread; i < elements; i += kThreads) {
+    const Index at = begin + broken[i / N] * N + i % N;
+    T element;
+    if (at >= 0 && at < count && source.element(at, element)) y[lead + at] = element;
   }
 }
 
 template <class Index, class T, class Source>
 void start(const Source& source, T* y, int64_t count, Context& context) {
   const int lead = static_cast<int>(reinterpret_cast<uintptr_t>(y) % 16 / sizeof(T));
-  constexpr int64_t kBlock = MoveTuning::threads * MoveTuning::vectors * kWidth<T>;
+  constexpr int64_t kBlock = MoveTuning::threads * kVectors<Source> * kWidth<T>;
   launch(move_vectors<T, Index, Source>, narrow((count + lead + kBlock - 1) / kBlock), MoveTuning::threads, 0, context,
          source, y - lead, static_cast<Index>(count), lead);
 }
@@ -192,8 +186,9 @@ struct DeviceAxis {
   Index first, extent, stride, begin, end;
 };
 
-// A map is of kind `general`, or no axis has a step or goes on, and the innermost stride is 1, 2 or -1.
-enum class Kind { unit, pairs, backwards, general };
+// Of kinds `unit`, `pairs` and `backwards` no axis has a step or goes on, and the innermost stride is 1, 2 or -1. Of
+// `runs` it is 1 as well, but axes may go on, and others than the innermost have steps.
+enum class Kind { unit, pairs, backwards, runs, general };
 
 template <class Index>
 struct DeviceMap {
@@ -216,16 +211,25 @@ struct DeviceMap {
 
   __device__ __forceinline__ Index width() const { return static_cast<Index>(axes[0].size.divisor); }
 
-  // Calls f(axis, t) for each axis but the innermost; stops where it gives false.
+  // Calls f(axis, t) for each axis but the innermost; stops where it gives false. Few maps have more than 3 axes, and
+  // those are addressed by constants.
   template <class F>
   __device__ __forceinline__ bool for_outer(Index row, F&& f) const {
-    for (int i = 1; i < rank; ++i) {
+    const auto visit = [&](int i) {
       Index index = row;
       if (i < rank - 1) {
         row = static_cast<Index>(axes[i].size.quotient(index));
         index -= row * static_cast<Index>(axes[i].size.divisor);
       }
-      if (!f(axes[i], index - axes[i].first)) return false;
+      return f(axes[i], index - axes[i].first);
+    };
+#pragma unroll
+    for (int i = 1; i < 3; ++i) {
+      if (i >= rank) return true;
+      if (!visit(i)) return false;
+    }
+    for (int i = 3; i < rank; ++i) {
+      if (!visit(i)) return false;
     }
     return true;
   }
@@ -233,7 +237,7 @@ struct DeviceMap {
   // Turns t into an element of the source's axis, if there is one.
   template <Kind kKind>
   __device__ __forceinline__ bool resolve(const DeviceAxis<Index>& axis, Index& t) const {
-    if constexpr (kKind == Kind::general) {
+    if constexpr (kKind == Kind::runs || kKind == Kind::general) {
       if (t < 0 || t >= axis.extent) {
         if (t < -axis.begin || t >= axis.extent + axis.end) return false;
         t = static_cast<Index>(go_on(beyond, t, axis.extent));
@@ -261,20 +265,38 @@ struct DeviceMap {
 
 template <class T, class Index, Kind kKind>
 struct Mapped {
-  static constexpr int kStep = kKind == Kind::pairs ? 2 : kKind == Kind::backwards ? -1 : 1;
-  static constexpr int kElements = MoveTuning::elements;
+  static constexpr int kStep = kKind == Kind::general     ? 0
+                               : kKind == Kind::pairs     ? 2
+                               : kKind == Kind::backwards ? -1
+                                                          : 1;
   DeviceMap<Index> map;
   const T* x;
   T fill;
 
   __device__ __forceinline__ bool whole(Index at, const T*& from) const {
-    if (kKind == Kind::general && !map.unit) return false;
     const DeviceAxis<Index>& inner = map.axes[0];
     const Index row = static_cast<Index>(inner.size.quotient(at));
     const Index t = at - row * map.width() - inner.first;
     Index offset;
     if (t < 0 || t + kWidth<T> > inner.extent || !map.template locate<kKind>(row, offset)) return false;
     from = x + offset + (kStep == -1 ? 1 - kWidth<T> - t : t * kStep);
+    return true;
+  }
+
+  template <int N>
+  __device__ __forceinline__ bool gather(Index at, Vector<T, N>& value) const {
+    const DeviceAxis<Index>& inner = map.axes[0];
+    const Index row = static_cast<Index>(inner.size.quotient(at));
+    const Index column = at - row * map.width();
+    if (column + N > map.width()) return false;
+    Index offset;
+    const bool inside = map.template locate<kKind>(row, offset);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      Index t = column + i - inner.first;
+      value[i] = fill;
+      if (inside && map.template resolve<kKind>(inner, t)) value[i] = x[offset + t * inner.stride];
+    }
     return true;
   }
 
@@ -302,6 +324,8 @@ void move(const Map& map, const T* x, int64_t source_size, T* y, T fill, Context
       start<Index>(Mapped<T, Index, Kind::pairs>{device, x, fill}, y, count, context);
     } else if (plain && map.inner().stride == -1) {
       start<Index>(Mapped<T, Index, Kind::backwards>{device, x, fill}, y, count, context);
+    } else if (device.unit) {
+      start<Index>(Mapped<T, Index, Kind::runs>{device, x, fill}, y, count, context);
     } else {
       start<Index>(Mapped<T, Index, Kind::general>{device, x, fill}, y, count, context);
     }
@@ -343,7 +367,6 @@ __device__ __forceinline__ Index copy(const DeviceAxis<Index>& axis, Beyond beyo
 template <class T, class Index>
 struct Copies {
   static constexpr int kStep = 1;
-  static constexpr int kElements = 1;
   DeviceMap<Index> map;
   const T* d_y;
 
@@ -384,8 +407,10 @@ struct Copies {
       Index offset = map.base, rest = combination;
       for_axes([&](const DeviceAxis<Index>& axis, Index t) {
         const Index count = count_copies(axis, map.beyond, t);
-        offset += copy(axis, map.beyond, t, count == 1 ? Index(0) : rest % count) * axis.stride;
-        if (count > 1) rest /= count;
+        Index k = count == 1 ? 0 : rest;
+        if (count > 1 && rest >= count) k = rest % count;  // where further axes have copies too
+        if (count > 1) rest = rest < count ? 0 : rest / count;
+        offset += copy(axis, map.beyond, t, k) * axis.stride;
         return true;
       });
       total += to_float(d_y[offset]);
@@ -402,7 +427,6 @@ struct Pieces {
   // As many as make a parameter of 2 KiB; a kernel can have 4.
   static constexpr int kMost = 128;
   static constexpr int kStep = 1;
-  static constexpr int kElements = MoveTuning::elements;
 
   DivisorOf<Index> width;  // of the output's rows
   int count = 0;
