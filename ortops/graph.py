@@ -25,6 +25,7 @@ import onnx
 import onnx_ir
 from onnx import ModelProto
 from onnx.defs import OpSchema
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ortops import __version__, schemas
 from ortops._declare import ELEMENT_TYPES, Op, OpError
@@ -360,14 +361,13 @@ class Graph:
         """The model in onnx_ir's form; tensors are shared with this graph, all else is a copy.
 
         `functions` gives each operator of ours its decomposition as a model-local function, so that the model also runs where the
-        library is absent. An operator that has no decomposition goes without.
+        library is absent. An operator that has no decomposition goes without. Nodes and constants that nothing reads are left out.
         """
         model = onnx_ir.Model(
             self._graph.clone(), ir_version=self.ir_version, producer_name="ortops", producer_version=__version__
         )
-        for name, value in list(model.graph.initializers.items()):
-            if not value.uses() and not value.is_graph_output():
-                del model.graph.initializers[name]
+        # ONNX Runtime runs what nobody reads: a forward node, say, of which only the gradient was wanted.
+        RemoveUnusedNodesPass()(model)
         if functions:
             from ortops.functions import attach_functions
 

@@ -266,3 +266,12 @@ def test_building_twice_gives_the_same(g):
 def test_a_size_is_a_number_or_a_name(g, size):
     with pytest.raises(OpError, match="input x: expected sizes"):
         g.input("x", "float32", [2, size])
+
+
+def test_what_nobody_reads_is_left_out(g):
+    x = g.input("x", "float32", [3])
+    g.output(g.onnx.Neg(x), "y")
+    g.onnx.Add(g.onnx.Exp(x), np.ones(3, np.float32))
+    model = g.build()
+    assert [node.op_type for node in model.graph.node] == ["Neg"] and not model.graph.initializer
+    assert [value.name for value in model.graph.input] == ["x"]

@@ -51,7 +51,7 @@ def test_a_schema_says_what_the_declaration_says(op):
         assert described.required == attribute.required
         if not attribute.required and attribute.default is not None:
             value = onnx.helper.get_attribute_value(described.default_value)
-            value = value.decode() if isinstance(value, bytes) else value
+            value = value.decode() if isinstance(value, bytes) else tuple(value) if isinstance(value, list) else value
             assert value == (pytest.approx(attribute.default) if attribute.kind == "float" else attribute.default)
 
 
