@@ -2,7 +2,7 @@
 # while configuring, again whenever a declaration changes; a file whose text stays the same is left alone.
 
 file(GLOB declarations CONFIGURE_DEPENDS ortops/ops/*.py)
-file(GLOB frame CONFIGURE_DEPENDS ortops/_*.py)
+file(GLOB frame CONFIGURE_DEPENDS ortops/_*.py cuda/device/math.h cuda/ops/*/device.cuh)  # headers: some are embedded
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
   ${declarations} ${frame})
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ortops._declare import (
@@ -42,6 +43,7 @@ CPP_TYPES = {
     "float64": "double",
     "bool": "bool",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "any": "void",
 }
 KEYWORDS = {
     "auto",
@@ -68,7 +70,7 @@ def cpp_type(name: str) -> str:
 
 
 def type_tag(name: str) -> str:
-    return "Type::bool_" if name == "bool" else f"Type::{name}"
+    return {"bool": "Type::bool_", "any": "Type::none"}.get(name, f"Type::{name}")
 
 
 def camel(name: str) -> str:
@@ -83,7 +85,7 @@ def fingerprint() -> str:
     """A hash of all that the library is generated from: an installed library that says another one is stale."""
     lines = [f"{VARIANTS}"]
     for op in ops():
-        lines.append(f"{op.name} {op.family} {sorted(op.by_size)}")
+        lines.append(f"{op.name} {op.family} {sorted(op.by_size)} {op.variants}")
         for value, signature in op.layouts.items():
             lines.append(
                 f"{value}: {', '.join(map(str, signature.inputs))} -> {', '.join(map(str, signature.outputs))}"
@@ -91,7 +93,33 @@ def fingerprint() -> str:
         lines += [f"{name} {types}" for name, types in op.types.items()] + [
             repr(attribute) for attribute in op.attributes
         ]
+    lines += [write() for family in families() for write in extra(family).values()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def families() -> dict[str, list[Op]]:
+    result: dict[str, list[Op]] = {}
+    for op in ops():
+        result.setdefault(op.family, []).append(op)
+    return result
+
+
+def extra(family: str) -> Mapping[str, Callable[[], str]]:
+    """Files that a family has the build write beside its own: GENERATED in its module, what they hold by their names."""
+    found: Mapping[str, Callable[[], str]] = getattr(sys.modules.get(f"ortops.ops.{family}"), "GENERATED", {})
+    return found
+
+
+def embedded(family: str, files: Mapping[str, str]) -> dict[str, str]:
+    """Headers that hold the text of others, for what is compiled at run time: EMBEDDED in the family's module names, for each,
+    the files (of cuda/, or of those that the build writes)."""
+    wanted: Mapping[str, Sequence[str]] = getattr(sys.modules[f"ortops.ops.{family}"], "EMBEDDED", {})
+    result = {}
+    for name, parts in wanted.items():
+        lines = [line for part in parts for line in (files.get(part) or (CUDA / part).read_text()).splitlines()]
+        kept = "\n".join(line for line in lines if not line.startswith(("#include", "#pragma once", "//")))
+        result[name] = f'{HEAD.format(family=family)}R"ortops({kept}\n)ortops"\n'
+    return result
 
 
 # --- the header of a family -----------------------------------------------------------------------------------------
@@ -100,6 +128,8 @@ def fingerprint() -> str:
 def attribute_field(attribute: Attribute) -> str:
     name = identifier(attribute.name)
     match attribute.kind:
+        case "str" if attribute.parsed:
+            return f"  std::shared_ptr<const {attribute.parsed.type}> {name};"
         case "str":
             values = ", ".join(identifier(choice) for choice in attribute.choices)
             enum = camel(attribute.name)
@@ -126,6 +156,11 @@ def attribute_parser(op: Op, attribute: Attribute) -> Iterable[str]:
     absent = f'check_attribute(false, {name}, {expected}, "nothing")' if attribute.required else ""
     tail = f" else {{ {absent}; }}" if absent else ""
     match attribute.kind:
+        case "str" if attribute.parsed:
+            yield "  {"
+            yield "    std::string value;"
+            yield f"    if (reader.read({name}, value)) {field} = {attribute.parsed.type}::parse(value, reader.input_types());{tail}"
+            yield "  }"
         case "str":
             yield "  {"
             yield "    std::string value;"
@@ -342,8 +377,10 @@ def op_header(op: Op) -> str:
 
 def family_header(family: str, members: Sequence[Op]) -> str:
     body = "\n".join(op_header(op) for op in members)
-    includes = '#pragma once\n\n#include <optional>\n#include <vector>\n\n#include "core/table.h"\n'
-    declared = "\n".join(f"extern const OpInfo k{op.name};" for op in members)
+    includes = "#pragma once\n\n#include <memory>\n#include <optional>\n#include <vector>\n\n"
+    parsed = {attribute.parsed.header for op in members for attribute in op.attributes if attribute.parsed}
+    includes += "".join(f'#include "{header}"\n' for header in ("core/table.h", *sorted(parsed)))
+    declared = "\n".join(f"extern const OpInfo k{op_type};" for op in members for op_type in op.op_types)
     return f"{HEAD.format(family=family)}{includes}\nnamespace ortops {{\n\n{declared}\n\n{body}\n}}  // namespace ortops\n"
 
 
@@ -365,7 +402,7 @@ def family_source(family: str, members: Sequence[Op], device: str) -> str:
         for types in op.type_sets(device):
             tags, call = row(op, device, types)
             types_lines.append(f"const Type types_{len(rows)}[] = {{{tags}}};")
-            rows.append(f"    {{&k{op.name}, Device::{device}, types_{len(rows)}, {call}}},")
+            rows.append(f"    {{&k{op.op_type(types)}, Device::{device}, types_{len(rows)}, {call}}},")
     suffix = {"cpu": "cc", "cuda": "cu"}[device]
     return "\n".join(
         [
@@ -413,11 +450,12 @@ def table_source(families: Mapping[str, Sequence[Op]]) -> str:
         ]
     out += ["}  // namespace", ""]
     for op in itertools.chain(*families.values()):
-        parts = [
-            f'"{op.name}"',
-            *(f"{op.__name__}_{part}" for part in ("inputs", "outputs", "parse", "release", "infer")),
+        shared = [f"{op.__name__}_{part}" for part in ("inputs", "outputs", "parse", "release", "infer")]
+        shared.append(str(op.variants))
+        out += [
+            f"const OpInfo k{op_type} = {{{', '.join([f'{chr(34)}{op_type}{chr(34)}', *shared])}}};"
+            for op_type in op.op_types
         ]
-        out.append(f"const OpInfo k{op.name} = {{{', '.join(parts)}}};")
     rows = {device: [f"k{camel(family)}{device.capitalize()}Rows" for family in families] for device in DEVICES}
     out += [""] + [f"extern const std::span<const Row> {name};" for device in DEVICES for name in rows[device]]
     out += [
@@ -442,16 +480,16 @@ def table_source(families: Mapping[str, Sequence[Op]]) -> str:
 
 def generate(out: Path) -> None:
     """Writes the files; one whose content is as before keeps its date, so that the build does no more than it must."""
-    families: dict[str, list[Op]] = {}
-    for op in ops():
-        families.setdefault(op.family, []).append(op)
-    wanted = [f"cuda/ops/{family}/{name}" for family in families for name in ("cpu.cc", "cuda.cu")]
+    found = families()
+    wanted = [f"cuda/ops/{family}/{name}" for family in found for name in ("cpu.cc", "cuda.cu")]
     missing = [path for path in wanted if not (CUDA.parent / path).exists()]
     if missing:
         raise SystemExit(f"declared, but without kernels: {', '.join(missing)}")
-    files = {"table.cc": table_source(families)}
+    files = {"table.cc": table_source(found)}
     sources: dict[str, list[str]] = {device: [] for device in DEVICES}
-    for family, members in families.items():
+    for family, members in found.items():
+        files |= {name: write() for name, write in extra(family).items()}
+        files |= embedded(family, files)
         files[f"{family}.h"] = family_header(family, members)
         for device, suffix in (("cpu", "cc"), ("cuda", "cu")):
             files[f"{family}.{device}.{suffix}"] = family_source(family, members, device)

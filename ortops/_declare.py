@@ -15,8 +15,12 @@ the shape.
     name: host type[N]    an input that the host reads when the node runs, a few int64; as a run of axes, `*name` is
                           what it holds (and is not known while shapes are inferred, unless it is a constant)
 
-A type is a variable (bound by a keyword of the decorator to the types it may take) or the name of a type. The axes of
-a shape are separated by spaces:
+A type is a variable (bound by a keyword of the decorator to the types it may take), the name of a type, or for an input
+`any`: each such input has the type that it has. A variable that only outputs have is a *result type*: it follows from the
+attributes too (`@f.result_type` tells how), which ONNX cannot say of one op type, so each of its types has an op type of its
+own (ElementwiseFloat16, ElementwiseBool, ..).
+
+The axes of a shape are separated by spaces:
 
     8  N                  a size; a name means the same size everywhere
     ...  *D               any number of axes; `...` is a nameless one
@@ -57,6 +61,7 @@ __all__ = [
     "Literal",
     "Op",
     "OpError",
+    "Parsed",
     "Range",
     "Testing",
     "find",
@@ -118,6 +123,15 @@ class Range:
         if self.min is None:
             return f"at most {self.max:g}"
         return f"from {self.min:g} to {self.max:g}"
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A text that the library parses once, when a session is created: `Annotated[str, Parsed("type", "header")]` names the C++
+    type that kernels get in its place. A `std::shared_ptr<const type>` of it is made by `type::parse(text, input types)`."""
+
+    type: str
+    header: str
 
 
 # --- the shape line -------------------------------------------------------------------------------------------------
@@ -456,7 +470,8 @@ MISSING = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute. `kind` is int, float, bool, str (one of `choices`), ints or floats; `nullable` if it may be left out to mean None."""
+    """An attribute. `kind` is int, float, bool, str (one of `choices`, or what `parsed` parses), ints or floats; `nullable` if it
+    may be left out to mean None."""
 
     name: str
     kind: Literal["int", "float", "bool", "str", "ints", "floats"]
@@ -464,6 +479,7 @@ class Attribute:
     choices: tuple[str, ...] = ()
     range: Range = Range()
     nullable: bool = False
+    parsed: Parsed | None = None
 
     @property
     def required(self) -> bool:
@@ -475,6 +491,7 @@ class Attribute:
             return "one of " + ", ".join(self.choices)
         kind = {
             "bool": "True or False",
+            "str": "a text",
             "ints": "a list of ints",
             "floats": "a list of floats",
             "int": "an int",
@@ -490,6 +507,10 @@ class Attribute:
             return None
         if self.choices:
             if value not in self.choices:
+                raise wrong
+            return value
+        if self.kind == "str":
+            if not isinstance(value, str):
                 raise wrong
             return value
         if self.kind in ("ints", "floats"):
@@ -522,21 +543,22 @@ class Attribute:
 
 
 def _attribute(name: str, annotation: Any, default: Any) -> Attribute:
-    bounds, nullable, choices = Range(), False, ()
+    bounds, nullable, choices, parsed = Range(), False, (), None
     if type(None) in typing.get_args(annotation):
         nullable = True
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
     if typing.get_origin(annotation) is Annotated:
         annotation, *extras = typing.get_args(annotation)
         bounds = next((extra for extra in extras if isinstance(extra, Range)), bounds)
+        parsed = next((extra for extra in extras if isinstance(extra, Parsed)), None)
     if typing.get_origin(annotation) is Literal:
         choices, annotation = typing.get_args(annotation), str
     kinds = {int: "int", float: "float", bool: "bool", str: "str", tuple[int, ...]: "ints", tuple[float, ...]: "floats"}
-    if annotation not in kinds or (annotation is str and not choices):
+    if annotation not in kinds or (annotation is str and not choices and parsed is None):
         raise TypeError(
-            f"attribute {name}: {annotation!r} is none of int, float, bool, Literal, tuple[int, ...] and tuple[float, ...]"
+            f"attribute {name}: {annotation!r} is none of int, float, bool, Literal, tuple[int, ...], tuple[float, ...] and a Parsed str"
         )
-    return Attribute(name, typing.cast(Any, kinds[annotation]), default, choices, bounds, nullable)
+    return Attribute(name, typing.cast(Any, kinds[annotation]), default, choices, bounds, nullable, parsed)
 
 
 # --- operators ------------------------------------------------------------------------------------------------------
@@ -595,8 +617,10 @@ class Op:
     attributes: tuple[Attribute, ...]
     by_size: frozenset[str]
     testing: Testing = Testing()
+    variants: int = VARIANTS
     body: Callable[..., Any] | None = None
     backward: Callable[..., Any] | None = None
+    chooser: Callable[..., str] | None = None
 
     def __post_init__(self) -> None:
         self.__name__ = self.function.__name__
@@ -614,6 +638,25 @@ class Op:
     @property
     def outputs(self) -> tuple[Formal, ...]:
         return next(iter(self.layouts.values())).outputs
+
+    @property
+    def result(self) -> str | None:
+        """The type variable that only outputs have."""
+        taken = {formal.type for formal in self.inputs}
+        return next((f.type for f in self.outputs if f.type in self.types and f.type not in taken), None)
+
+    @property
+    def op_types(self) -> tuple[str, ...]:
+        """The ONNX op types: one, or one for each of the result types."""
+        return tuple(self.op_type({self.result: t}) for t in self.types[self.result]) if self.result else (self.name,)
+
+    def op_type(self, types: Mapping[str, str]) -> str:
+        """The ONNX op type of a call in which the type variables have these types."""
+        if self.result is None:
+            return self.name
+        if self.result not in types:
+            raise OpError(f"{self.name}: its result type depends on the types of its inputs, which are not all known")
+        return f"{self.name}{_TITLES[types[self.result]]}"
 
     @property
     def doc(self) -> str:
@@ -652,6 +695,12 @@ class Op:
         self.body = body
         return body
 
+    def result_type(self, chooser: Callable[..., str]) -> Callable[..., str]:
+        """Registers the function that tells the result type: of the inputs' types, in a list, and the attributes by name. Its
+        ValueError is one of the call."""
+        self.chooser = chooser
+        return chooser
+
     def gradient(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """Registers the function that builds the operator's gradient on graph values.
 
@@ -679,7 +728,7 @@ class Op:
         return tuple(
             f.name
             for f in self.inputs
-            if any("float" in t for t in self.types.get(f.type, (f.type,)) if t not in self.types)
+            if f.type == "any" or any("float" in t for t in self.types.get(f.type, (f.type,)) if t not in self.types)
         )
 
     # --- calling
@@ -727,7 +776,11 @@ class Op:
         return self.inputs[min(index, len(self.inputs) - 1)]
 
     def bind_types(
-        self, types: Sequence[str | None], where: str | None = None, also: Sequence[str] = ()
+        self,
+        types: Sequence[str | None],
+        attributes: Mapping[str, Any],
+        where: str | None = None,
+        also: Sequence[str] = (),
     ) -> dict[str, str]:
         """The types of the variables; raises OpError for a type that the operator does not take. An unknown type (None) binds nothing.
         `also` are types that are let pass for any variable that may be a float (float64, in references)."""
@@ -736,6 +789,10 @@ class Op:
         for index, type_ in enumerate(types):
             formal = self.formal_of(index)
             if type_ is None:
+                continue
+            if formal.type == "any":
+                if type_ not in ELEMENT_TYPES:
+                    raise OpError(f"{where}: {formal.name}: expected numbers or booleans, got {type_}")
                 continue
             if formal.type in ELEMENT_TYPES:
                 if type_ != formal.type and not (type_ in also and "float" in formal.type):
@@ -749,6 +806,12 @@ class Op:
                     f"{where}: {formal.name}: expected type {bound[formal.type]}, as the inputs before it have, got {type_}"
                 )
             bound.setdefault(formal.type, type_)
+        if self.result is not None and None not in types:
+            assert self.chooser is not None, f"{self.name} has no result_type"
+            try:
+                bound[self.result] = self.chooser(list(types), **attributes)
+            except ValueError as error:
+                raise OpError(f"{where}: {error}") from None
         return bound
 
     def bind_shapes(
@@ -904,7 +967,7 @@ class Op:
         values, given = self.arguments(inputs, attributes)
         arrays = [None if value is None else np.asarray(value) for value in values]
         types = [None if array is None else str(array.dtype) for array in arrays]
-        self.bind_types(types, also=("float64",))
+        self.bind_types(types, given, also=("float64",))
         bindings = self.bind_shapes(
             [None if array is None else array.shape for array in arrays], given, values=self.host_values(arrays)
         )
@@ -920,13 +983,19 @@ class Op:
                 return value.__ortops_call__(self, inputs, attributes, outputs)
         chosen = self.chosen_outputs(outputs)
         results = self.reference(*inputs, **attributes)
-        values, _ = self.arguments(inputs, attributes)
-        types = self.bind_types([None if v is None else str(np.asarray(v).dtype) for v in values], also=("float64",))
+        values, given = self.arguments(inputs, attributes)
+        types = self.bind_types(
+            [None if v is None else str(np.asarray(v).dtype) for v in values], given, also=("float64",)
+        )
         arrays = []
         for formal, type_, result in zip(self.outputs, self.output_types(types), results, strict=True):
             if formal.name in chosen:
                 arrays.append(np.asarray(result).astype(element_type(type_ or "float64")))
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+#: How op types spell the types.
+_TITLES = {name: name.capitalize().replace("Uint", "UInt").replace("Bfloat", "BFloat") for name in ELEMENT_TYPES}
 
 
 def element_type(name: str) -> np.dtype[Any]:
@@ -943,6 +1012,7 @@ def _text(shape: Sequence[Axis]) -> str:
 
 
 _registry: dict[str, Op] = {}
+_op_types: dict[str, Op] = {}
 
 
 def ops() -> tuple[Op, ...]:
@@ -956,9 +1026,9 @@ def find(op_type: str) -> Op | None:
     """The operator of that ONNX op type; any of its variant names will do."""
     ops()
     base, _, number = op_type.rpartition("_")
-    if number.isdigit() and base in _registry and 2 <= int(number) <= VARIANTS:
-        return _registry[base]
-    return _registry.get(op_type)
+    if number.isdigit() and base in _op_types and 2 <= int(number) <= _op_types[base].variants:
+        return _op_types[base]
+    return _op_types.get(op_type) or _registry.get(op_type)
 
 
 def op(
@@ -969,6 +1039,7 @@ def op(
     by_size: Sequence[str] = (),
     testing: Testing = Testing(),
     register: bool = True,
+    variants: int = VARIANTS,
     **types: tuple[str, ...],
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declares an operator.
@@ -980,6 +1051,7 @@ def op(
         by_size: Type variables of which a kernel need only know the element's size (moves).
         testing: What the generic tests need to know.
         register: False for a declaration that is to be looked at, not built.
+        variants: How many names it has in a file, for an operator that has many kinds of calls.
         types: The types of each type variable. One type may be the name of a variable before it.
     """
 
@@ -1001,7 +1073,7 @@ def op(
                     raise TypeError(
                         f"{name}: {formal.name}: only the last input may be variadic, and its shape is one run of axes"
                     )
-                if formal.type not in ELEMENT_TYPES and formal.type not in types:
+                if formal.type not in ELEMENT_TYPES and formal.type not in types and formal.type != "any":
                     raise TypeError(
                         f"{name}: {formal.name} has the type {formal.type}, which is neither a type nor a variable that is given types"
                     )
@@ -1028,11 +1100,13 @@ def op(
             attributes=attributes,
             by_size=frozenset(by_size),
             testing=testing,
+            variants=variants,
         )
         if register:
             if name in _registry:
                 raise TypeError(f"{name} is declared twice")
             _registry[name] = declared
+            _op_types.update(dict.fromkeys(declared.op_types, declared))
         return declared
 
     return declare

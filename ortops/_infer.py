@@ -88,7 +88,7 @@ def infer_op(
 ) -> list[tuple[str | None, tuple[Axis, ...] | None]]:
     """Type and shape of every output of an operator of ours; raises OpError where the inputs do not fit. `values` are what its
     host inputs hold, None where that is not known."""
-    bound = op.bind_types(types, where)
+    bound = op.bind_types(types, attributes, where)
     bindings = op.bind_shapes(shapes, attributes, where, values)
     return list(zip(op.output_types(bound), op.output_shapes(bindings, attributes), strict=True))
 

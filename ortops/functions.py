@@ -61,6 +61,11 @@ class Call:
             tuple(None if value is None or value.shape is None else value.shape.rank() for value in inputs),
         )
 
+    @property
+    def op_type(self) -> str:
+        """What such a node is called."""
+        return self.op.op_type(self.op.bind_types(self.types, dict(self.attributes)) if self.op.result else {})
+
 
 class Body(Graph):
     """A decomposition as a graph: constants are nodes, and what the decomposition looks at is noted."""
@@ -235,21 +240,22 @@ def attach_functions(model: Model) -> Model:
     nodes = _prepare(model)
     bodies = Bodies(max(model.graph.opset_imports.get("", BODY_OPSET), BODY_OPSET))
     taken = Names.of(model)
-    groups: dict[Op, dict[Call, list[ir.Node]]] = {}
+    groups: dict[tuple[Op, str], dict[Call, list[ir.Node]]] = {}
     for op, node in nodes:
         _drop_unused_outputs(op, node)
         if op.body is None:
             continue
-        node.op_type, node.overload = op.name, ""
-        groups.setdefault(op, {}).setdefault(bodies.of(op, node).key, []).append(node)
-    for op, calls in groups.items():
+        node.op_type, node.overload = Call.of(op, node).op_type, ""
+        groups.setdefault((op, node.op_type), {}).setdefault(bodies.of(op, node).key, []).append(node)
+    for (op, op_type), calls in groups.items():
         ranked = sorted(calls.values(), key=len, reverse=True)
-        for name, members in zip(schemas.names(op), ranked, strict=False):
+        names = schemas.names(op, op_type)
+        for name, members in zip(names, ranked, strict=False):
             function = bodies.of(op, members[0]).function(name)
             model.functions[function.identifier()] = function
             for node in members:
                 node.op_type = name
-        for node in (node for members in ranked[len(schemas.names(op)) :] for node in members):
+        for node in (node for members in ranked[len(names) :] for node in members):
             _body(Call.of(op, node), node, _opset(model, node)).replace(node, taken)
     if nodes:
         model.graph.opset_imports[schemas.DOMAIN] = schemas.VERSION

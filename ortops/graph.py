@@ -291,7 +291,8 @@ class Graph:
         inferred = infer_op(op, types, shapes, attributes, values=held)
         last = max(index for index, formal in enumerate(op.outputs) if formal.name in chosen)
         names = [formal.name if formal.name in chosen else "" for formal in op.outputs[: last + 1]]
-        node = self._append(schemas.DOMAIN, op.name, op.__name__, values, _attributes(op, attributes), names)
+        op_type = op.op_type(op.bind_types(types, attributes))
+        node = self._append(schemas.DOMAIN, op_type, op.__name__, values, _attributes(op, attributes), names)
         for value, (type_, shape) in zip(node.outputs, inferred, strict=False):
             value.type = None if type_ is None else onnx_ir.TensorType(data_type(type_))
             value.shape = ir_shape(shape)

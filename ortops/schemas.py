@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx.defs import OpSchema
 
-from ortops._declare import ELEMENT_TYPES, VARIANTS, Attribute, Formal, Op, element_type, ops
+from ortops._declare import ELEMENT_TYPES, Attribute, Formal, Op, element_type, ops
 from ortops._infer import as_declared, infer_op
 
 if TYPE_CHECKING:
@@ -26,29 +26,39 @@ _TYPE_NAMES = {number: name for name, number in ELEMENT_TYPES.items()}
 _KINDS = {"int": "INT", "bool": "INT", "float": "FLOAT", "str": "STRING", "ints": "INTS", "floats": "FLOATS"}
 
 
-def names(op: Op) -> tuple[str, ...]:
-    """Every name of an operator in a file: its own, and those of its variants (see `_declare.VARIANTS`)."""
-    return (op.name, *(f"{op.name}_{number}" for number in range(2, VARIANTS + 1)))
+def names(op: Op, op_type: str | None = None) -> tuple[str, ...]:
+    """Every name of an operator (of one of its op types) in a file: its own, and those of its variants (`_declare.VARIANTS`)."""
+    bases = op.op_types if op_type is None else (op_type,)
+    return tuple(f"{base}_{number}" if number > 1 else base for base in bases for number in range(1, op.variants + 1))
 
 
 def schema(op: Op, name: str | None = None) -> OpSchema:
     """The operator's schema, under that name."""
+    name = name or op.op_types[0]
+    base = name if name in op.op_types else name.rpartition("_")[0]
+    fixed = {op.result: op.types[op.result][op.op_types.index(base)]} if op.result else {}
 
     def formal(of: Formal) -> OpSchema.FormalParameter:
         option = OpSchema.FormalParameterOption
         kind = option.Variadic if of.variadic else option.Optional if of.optional else option.Single
-        type_ = _onnx_type(of.type) if of.type in ELEMENT_TYPES else of.type
-        return OpSchema.FormalParameter(of.name, type_, f"{of.type}{of.shape}", param_option=kind, min_arity=1)
+        type_ = fixed.get(of.type, of.type)
+        type_ = _onnx_type(type_) if type_ in ELEMENT_TYPES else type_
+        return OpSchema.FormalParameter(
+            of.name, type_, f"{of.type}{of.shape}", param_option=kind, is_homogeneous=of.type != "any", min_arity=1
+        )
 
-    used = {of.type for of in (*op.inputs, *op.outputs)}
+    used = {of.type for of in (*op.inputs, *op.outputs)} - fixed.keys()
+    constraints = [(variable, _allowed(op, variable), "") for variable in op.types if variable in used]
+    if "any" in used:
+        constraints.append(("any", [_onnx_type(type_) for type_ in ELEMENT_TYPES], ""))
     result = OpSchema(
-        name or op.name,
+        name,
         DOMAIN,
         VERSION,
         op.doc,
         inputs=[formal(of) for of in op.inputs],
         outputs=[formal(of) for of in op.outputs],
-        type_constraints=[(variable, _allowed(op, variable), "") for variable in op.types if variable in used],
+        type_constraints=constraints,
         attributes=[_attribute(attribute) for attribute in op.attributes],
     )
     if hasattr(result, "set_type_and_shape_inference_function"):  # onnx 1.19 and newer
@@ -134,7 +144,9 @@ def reference_ops() -> list[type]:
             given = {a.name: attributes[a.name] for a in op.attributes if attributes.get(a.name) is not None}
             values, given = op.arguments(inputs, given)
             given = as_declared(op, given)
-            types = op.output_types(op.bind_types([None if value is None else str(value.dtype) for value in values]))
+            types = op.output_types(
+                op.bind_types([None if value is None else str(value.dtype) for value in values], given)
+            )
             results = op.reference(*values, **given)
             rounded = [
                 result.astype(element_type(type_ or "float64")) for result, type_ in zip(results, types, strict=True)

@@ -54,6 +54,16 @@ void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t sha
   ORTOPS_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
+// Launches a kernel that was compiled at run time; `parameter` points to its only one.
+inline void launch(cudaKernel_t kernel, dim3 blocks, dim3 threads, Context& context, const void* parameter) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.stream = stream_of(context);
+  void* parameters[] = {const_cast<void*>(parameter)};
+  ORTOPS_CUDA_CHECK(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), parameters));
+}
+
 // Where a kernel reports an index outside of its table, in a session that asked for it (ortops.check_indices): null in
 // one that did not. The kernel stores {1, index}; check() waits for it, and throws.
 class IndexReport {

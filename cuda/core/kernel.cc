@@ -36,6 +36,25 @@ class NodeAttributes final : public AttributeReader {
   bool read(const char* name, FloatList& value) override {
     return list(name, "a list of floats", ort_.api->KernelInfoGetAttributeArray_float, value);
   }
+  std::vector<Type> input_types() override {
+    size_t count = 0;
+    ort_.check(ort_.api->KernelInfo_GetInputCount(info_, &count));
+    std::vector<Type> types(count, Type::none);
+    for (size_t i = 0; i < count; ++i) {
+      OrtTypeInfo* raw = nullptr;
+      if (OrtStatus* status = ort_.api->KernelInfo_GetInputTypeInfo(info_, i, &raw)) {  // an absent input has none
+        ort_.api->ReleaseStatus(status);
+        continue;
+      }
+      const Owned<OrtTypeInfo> type(raw, ort_.api->ReleaseTypeInfo);
+      const OrtTensorTypeAndShapeInfo* tensor = nullptr;
+      ort_.check(ort_.api->CastTypeInfoToTensorInfo(raw, &tensor));
+      ONNXTensorElementDataType element = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+      if (tensor) ort_.check(ort_.api->GetTensorElementType(tensor, &element));
+      types[i] = static_cast<Type>(element);
+    }
+    return types;
+  }
 
  private:
   template <class Get, class Number>
@@ -61,22 +80,28 @@ class NodeAttributes final : public AttributeReader {
 
 class InferenceAttributes final : public AttributeReader {
  public:
-  InferenceAttributes(const Ort& ort, const OrtShapeInferContext* context) : ort_(ort), context_(context) {}
+  InferenceAttributes(const Ort& ort, const OrtShapeInferContext* context, const std::vector<Type>& types)
+      : ort_(ort), context_(context), types_(types) {}
 
   bool read(const char* name, int64_t& value) override { return scalar(name, ORT_OP_ATTR_INT, value); }
   bool read(const char* name, float& value) override { return scalar(name, ORT_OP_ATTR_FLOAT, value); }
   bool read(const char* name, std::string& value) override {
     const OrtOpAttr* attribute = find(name);
     if (!attribute) return false;
-    char buffer[256];
-    size_t size = 0;
-    ort_.check(ort_.api->ReadOpAttr(attribute, ORT_OP_ATTR_STRING, buffer, sizeof(buffer), &size));
-    value.assign(buffer, std::min(size, sizeof(buffer)));
+    value.resize(256);
+    size_t size = 0;  // where the text is longer, an error, and its size
+    if (OrtStatus* status = ort_.api->ReadOpAttr(attribute, ORT_OP_ATTR_STRING, value.data(), value.size(), &size)) {
+      ort_.api->ReleaseStatus(status);
+      value.resize(size);
+      ort_.check(ort_.api->ReadOpAttr(attribute, ORT_OP_ATTR_STRING, value.data(), value.size(), &size));
+    }
+    value.resize(size);
     while (!value.empty() && value.back() == '\0') value.pop_back();
     return true;
   }
   bool read(const char* name, IntList& value) override { return list(name, ORT_OP_ATTR_INTS, value); }
   bool read(const char* name, FloatList& value) override { return list(name, ORT_OP_ATTR_FLOATS, value); }
+  std::vector<Type> input_types() override { return types_; }
 
  private:
   const OrtOpAttr* find(const char* name) const {
@@ -106,6 +131,7 @@ class InferenceAttributes final : public AttributeReader {
 
   const Ort& ort_;
   const OrtShapeInferContext* context_;
+  const std::vector<Type>& types_;
 };
 
 std::string node_name(const Ort& ort, const OrtKernelInfo* info) {
@@ -398,7 +424,8 @@ const Row* row_of(const OpInfo& op, const std::vector<Type>& input_types) {
       if (row.op != &op) continue;
       bool fits = true;
       for (size_t i = 0; i < input_types.size(); ++i) {
-        fits = fits && (input_types[i] == Type::none || input_types[i] == row.types[std::min(i, op.inputs.size() - 1)]);
+        const Type type = row.types[std::min(i, op.inputs.size() - 1)];
+        fits = fits && (input_types[i] == Type::none || type == Type::none || input_types[i] == type);
       }
       if (fits) return &row;
     }
@@ -411,8 +438,6 @@ const Row* row_of(const OpInfo& op, const std::vector<Type>& input_types) {
 void infer_shapes(const CustomOp& op, OrtShapeInferContext* context) {
   const Ort& ort = op.ort;
   const OpInfo& info = *op.row->op;
-  InferenceAttributes reader(ort, context);
-  const std::unique_ptr<void, void (*)(void*)> attributes(info.parse(reader), info.release);
   size_t count = 0;
   ort.check(ort.api->ShapeInferContext_GetInputCount(context, &count));
   std::vector<BasicShape<Symbol>> inputs(count), outputs(info.outputs.size());
@@ -428,6 +453,8 @@ void infer_shapes(const CustomOp& op, OrtShapeInferContext* context) {
   }
   const Row* row = row_of(info, types);
   if (!row) return;
+  InferenceAttributes reader(ort, context, types);
+  const std::unique_ptr<void, void (*)(void*)> attributes(info.parse(reader), info.release);
   for (auto& output : outputs) output.rank = -1;
   Binder<Symbol> binder(pointers.data(), static_cast<int>(count), outputs.data());
   info.infer(attributes.get(), binder);

@@ -48,7 +48,9 @@ CustomOp::CustomOp(const Ort& ort, const Row& row, std::string name, bool check_
     return info(op).inputs[i].host ? OrtMemTypeCPUInput : OrtMemTypeDefault;
   };
   GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
-  GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };
+  GetVariadicInputHomogeneity = [](const OrtCustomOp* op) {
+    return static_cast<int>(self(op).row->types[info(op).inputs.size() - 1] != Type::none);
+  };
   GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
   GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
   GetStartVersion = [](const OrtCustomOp*) { return 1; };
@@ -86,7 +88,7 @@ class Registry {
     const std::string wanted = "," + list + ",";
     for (const auto& rows : table()) {
       for (const Row& row : rows) {
-        for (int variant = 1; variant <= kVariants; ++variant) {
+        for (int variant = 1; variant <= row.op->variants; ++variant) {
           const std::string name = row.op->name + (variant == 1 ? "" : "_" + std::to_string(variant));
           if (!list.empty() && wanted.find("," + name + ",") == std::string::npos) continue;
           const auto [op, _] = ops_.try_emplace({&row, variant}, ort_, row, name, check_indices_);

@@ -35,6 +35,36 @@ enum class Type : int {
   bfloat16 = 16,
 };
 
+// The number of an element type of C++.
+template <class T>
+constexpr Type kTypeOf = Type::none;
+template <>
+inline constexpr Type kTypeOf<float> = Type::float32;
+template <>
+inline constexpr Type kTypeOf<double> = Type::float64;
+template <>
+inline constexpr Type kTypeOf<float16> = Type::float16;
+template <>
+inline constexpr Type kTypeOf<bfloat16> = Type::bfloat16;
+template <>
+inline constexpr Type kTypeOf<bool> = Type::bool_;
+template <>
+inline constexpr Type kTypeOf<int8_t> = Type::int8;
+template <>
+inline constexpr Type kTypeOf<uint8_t> = Type::uint8;
+template <>
+inline constexpr Type kTypeOf<int16_t> = Type::int16;
+template <>
+inline constexpr Type kTypeOf<uint16_t> = Type::uint16;
+template <>
+inline constexpr Type kTypeOf<int32_t> = Type::int32;
+template <>
+inline constexpr Type kTypeOf<uint32_t> = Type::uint32;
+template <>
+inline constexpr Type kTypeOf<int64_t> = Type::int64;
+template <>
+inline constexpr Type kTypeOf<uint64_t> = Type::uint64;
+
 // A tensor's shape, or a run of axes of one. `Size` is int64_t, or in shape inference a size that may be a symbol.
 template <class Size>
 struct BasicShape {

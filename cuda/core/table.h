@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/op.h"
 #include "core/shapes.h"
@@ -20,6 +21,8 @@ class AttributeReader {
   virtual bool read(const char* name, std::string& value) = 0;
   virtual bool read(const char* name, IntList& value) = 0;
   virtual bool read(const char* name, FloatList& value) = 0;
+  // The types of the node's inputs; none for one that is absent, or not known while shapes are inferred.
+  virtual std::vector<Type> input_types() = 0;
 
  protected:
   ~AttributeReader() = default;
@@ -52,6 +55,7 @@ struct OpInfo {
   void* (*parse)(AttributeReader&);  // a new attributes object
   void (*release)(void* attributes);
   void (*infer)(const void* attributes, Binder<Symbol>&);
+  int variants;  // names it has: Name, Name_2, ... Name_<variants>
 };
 
 enum class Device { cpu, cuda };
@@ -59,14 +63,14 @@ enum class Device { cpu, cuda };
 struct Row {
   const OpInfo* op;
   Device device;
-  const Type* types;  // of the inputs, then of the outputs
+  const Type* types;  // of the inputs, then of the outputs; none where any will do
   void (*run)(const void* attributes, Call&);
 };
 
 // Defined in the generated table.cc.
 std::span<const std::span<const Row>> table();
 extern const char* const kDeclarations;  // the fingerprint of the declarations that it was generated from
-extern const int kVariants;              // names an operator has: Name, Name_2, ... Name_<kVariants>
+extern const int kVariants;              // names that most operators have
 
 inline void check_attribute(bool fits, const char* name, const char* expected, const std::string& got) {
   if (fits) return;
