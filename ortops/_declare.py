@@ -1026,8 +1026,9 @@ def find(op_type: str) -> Op | None:
     """The operator of that ONNX op type; any of its variant names will do."""
     ops()
     base, _, number = op_type.rpartition("_")
-    if number.isdigit() and base in _op_types and 2 <= int(number) <= _op_types[base].variants:
-        return _op_types[base]
+    variant = _op_types.get(base) or _registry.get(base)
+    if variant is not None and number.isdigit() and 2 <= int(number) <= variant.variants:
+        return variant
     return _op_types.get(op_type) or _registry.get(op_type)
 
 

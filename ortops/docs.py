@@ -145,7 +145,14 @@ def _default(of: Attribute, quoted: bool = False) -> str:
 
 
 def _annotation(of: Attribute) -> str:
-    kinds = {"int": "int", "float": "float", "bool": "bool", "ints": "Sequence[int]", "floats": "Sequence[float]"}
+    kinds = {
+        "int": "int",
+        "float": "float",
+        "bool": "bool",
+        "str": "str",
+        "ints": "Sequence[int]",
+        "floats": "Sequence[float]",
+    }
     name = (
         f"Literal[{', '.join(f'{choice!r}' for choice in of.choices)}]".replace("'", '"')
         if of.choices

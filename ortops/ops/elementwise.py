@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from ortops import _expressions
-from ortops._declare import ALL, ELEMENT_TYPES, Case, OpError, Parsed, Testing, element_type, op
-from ortops._standard import onnx
+from ortops._declare import ALL, Case, Parsed, Testing, element_type, op
 from ortops.ops.broadcast import sum_to_size
 
 if TYPE_CHECKING:
@@ -125,8 +124,8 @@ def _(xs: Sequence[Value], d_y: Value | None, *, expression: str) -> dict[str, l
             continue
         text, used = found
         given = [(*xs, d_y)[number] for number in used]
-        if _expressions.parse(text, len(given)).result_type([str(v.dtype) for v in given]) != x.dtype:
-            text = _expressions.cast(text, x.dtype)
+        if _expressions.parse(text, len(given)).result_type([str(v.dtype) for v in given]) != types[index]:
+            text = _expressions.cast(text, types[index])
         d_x = elementwise(*given, expression=text)
         result.append(
             d_x if d_x.shape is not None and d_x.shape == x.shape and None not in d_x.shape else sum_to_size(d_x, x)
