@@ -801,6 +801,7 @@ class _Parser:
         self.text, self.inputs, self.nodes = text, inputs, nodes
         self.names = dict(names or {})
         self.given = frozenset(self.names)
+        self.unused: dict[str, int] = {}
         self.depth = 0
         self.tokens: list[tuple[str, str, int]] = []
         at = 0
@@ -848,10 +849,13 @@ class _Parser:
                 raise self.error(at, f"{name} has a meaning already")
             self.position += 2
             self.names[name] = self.level(0)
+            self.unused[name] = at
             self.expect(";")
         root = self.level(0)
         if self.position < len(self.tokens):
             raise self.error(self.at(), f"expected an operator or the end, got {self.peek()}")
+        for name, at in self.unused.items():
+            raise self.error(at, f"{name} is not used")
         return root
 
     def is_taken(self, name: str) -> bool:
@@ -911,6 +915,7 @@ class _Parser:
             raise self.error(at, f"expected a value, got {text or 'the end'}")
         self.position += 1
         if text in self.names:
+            self.unused.pop(text, None)
             return self.names[text]
         if text in CONSTANTS:
             return self.nodes.make("literal", value=CONSTANTS[text], at=at)
@@ -949,8 +954,9 @@ def parse(text: str, inputs: int) -> Expression:
     """The expression of inputs x0, x1, .. x<inputs - 1>, each of which it uses. Raises ExpressionError."""
     if inputs > MAX_INPUTS:
         raise _error(text, 0, f"expected at most {MAX_INPUTS} inputs, got {inputs}")
-    root = _Parser(text, inputs, _Nodes()).all()
-    nodes = _reached(root)
+    made = _Nodes()
+    reached = set(_reached(_Parser(text, inputs, made).all()))
+    nodes = tuple(node for node in made.known.values() if node in reached)
     used = {node.value for node in nodes if node.what == "input"}
     for number in range(inputs):
         if number not in used:

@@ -61,6 +61,8 @@ WRONG = [
     ("exp = 1; x0", 0, "exp has a meaning already"),
     ("t = x0; t = x0; t", 8, "t has a meaning already"),
     ("t = x0", 6, "expected ;, got the end"),
+    ("t = x0 & 1; u = t; x0", 12, "u is not used"),
+    ("u = x0 | 1; t = x0 & 1; t + u", 7, "| is for booleans and integers, got float32"),
     ("x0 & 1", 3, "& is for booleans and integers, got float32"),
     ("!x0", 0, "! is for booleans and integers, got float32"),
     ("x0 + 9999999999999999999", 5, "an integer of more than 63 bits; write it with a point to have a float"),
@@ -540,7 +542,7 @@ def test_random_expressions(made: tuple[str, list[str]], seed: int) -> None:
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.text("x01 +-*/%<>=!&|^(),;.e\n@t", max_size=14)
     | st.lists(

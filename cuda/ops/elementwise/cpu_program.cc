@@ -112,12 +112,15 @@ class Parser {
       take();
       const Result value = level(0);
       names_.emplace(name.text, value);
+      unused_.emplace_back(name.text, name.at);
       expect(";");
     }
     const Result root = level(0);
     if (peek().sort != Token::end) fail(peek().at, "expected an operator or the end, got " + peek().text);
+    for (const auto& [name, at] : unused_) fail(at, name + " is not used");
     program_.type = stored(root);
     keep(root.value);
+    if (!wrong_.empty()) throw Error(wrong_);
   }
 
  private:
@@ -126,7 +129,9 @@ class Parser {
     Type type;  // none: a literal's, any of its kind
   };
 
-  [[noreturn]] void fail(size_t at, const std::string& what) const {
+  [[noreturn]] void fail(size_t at, const std::string& what) const { throw Error(pointed(at, what)); }
+
+  std::string pointed(size_t at, const std::string& what) const {
     const bool is_long = text_.size() > ORTOPS_SHOWN;
     const size_t begin = is_long && at > ORTOPS_SHOWN / 2 ? at - ORTOPS_SHOWN / 2 : 0;
     std::string shown = begin ? "..." : "";
@@ -135,7 +140,7 @@ class Parser {
       shown += c >= ' ' && c <= '~' ? c : std::isspace(static_cast<unsigned char>(c)) ? ' ' : '?';
     }
     if (begin + ORTOPS_SHOWN < text_.size()) shown += "...";
-    throw Error("attribute expression: " + what + "\n  " + shown + "\n  " + indent + "^");
+    return "attribute expression: " + what + "\n  " + shown + "\n  " + indent + "^";
   }
 
   static bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -256,7 +261,10 @@ class Parser {
     if (peek().sort == Token::number) return number(take());
     if (peek().sort != Token::name) fail(peek().at, "expected a value, got " + shown());
     const Token name = take();
-    if (const auto found = names_.find(name.text); found != names_.end()) return found->second;
+    if (const auto found = names_.find(name.text); found != names_.end()) {
+      std::erase_if(unused_, [&](const auto& entry) { return entry.first == name.text; });
+      return found->second;
+    }
     if (name.text == "true" || name.text == "false") {
       return {literal(Kind::bool_, 0, name.text == "true"), Type::bool_};
     }
@@ -411,7 +419,11 @@ class Parser {
     }
     const Kind together = kind;
     if (f.rule == Rule::logic_ && kind == Kind::real_) {
-      fail(at, std::string(f.symbol) + " is for booleans and integers, got " + name_of(stored(kind, type)));
+      if (wrong_.empty()) {
+        wrong_ =
+            pointed(at, std::string(f.symbol) + " is for booleans and integers, got " + name_of(stored(kind, type)));
+      }
+      kind = Kind::int_;
     }
     if ((f.rule == Rule::number_ || f.rule == Rule::compare_) && kind == Kind::bool_) kind = Kind::int_;
     if (f.rule == Rule::real_ || f.rule == Rule::test_) kind = Kind::real_;
@@ -478,6 +490,8 @@ class Parser {
   size_t position_ = 0;
   int depth_ = 0;
   std::map<std::string, Result> names_;
+  std::vector<std::pair<std::string, size_t>> unused_;  // names that nothing has read yet
+  std::string wrong_;                                   // the first error in the types, told when the text is right
   std::map<Key, int> known_;
 };
 
