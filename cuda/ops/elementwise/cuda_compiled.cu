@@ -272,10 +272,13 @@ cudaKernel_t kernel_of(const std::string& source, const DeviceProperties& device
     const Nvrtc* nvrtc = Nvrtc::get();
     const std::string binary = nvrtc ? compiled(*nvrtc, std::string(kPrelude) + kFunctions + source, device) : "";
     cudaLibrary_t library = nullptr;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another thread may be recording a graph
+    cudaThreadExchangeStreamCaptureMode(&mode);
     if (!binary.empty() &&
         cudaLibraryLoadData(&library, binary.data(), nullptr, nullptr, 0, nullptr, nullptr, 0) == cudaSuccess) {
       if (cudaLibraryGetKernel(&found->second, library, "run") != cudaSuccess) found->second = nullptr;
     }
+    cudaThreadExchangeStreamCaptureMode(&mode);
     if (!found->second) cudaGetLastError();  // the interpreter takes its place
   }
   return found->second;
