@@ -16,6 +16,7 @@ __all__ = [
     "concatenate",
     "concatenate_gradient",
     "constant_pad",
+    "elementwise",
     "embedding",
     "embedding_bag",
     "embedding_bag_gradient",
@@ -96,6 +97,24 @@ def constant_pad(
     is, or a pad too long for its mode, is an error; a result without elements is none. `value` is a float32 that is converted to
     the type of x: rounded for floats; for integers toward zero, and the type's least or greatest if it is beyond those (so an
     integer above 2^24 is exact only where float32 can hold it); for bool, whether it is not 0.
+    """
+
+def elementwise(
+    *xs: Tensor,
+    expression: str,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Computes an expression of its inputs, element by element, in one pass over memory: `"silu(x0) * x1"`,
+    `"where(x2, x0 + x1, 0)"`, `"float16(x0 > x1)"`.
+
+    The inputs x0, x1, .. broadcast, and each has a type of its own. Reals are computed in float32 (in float64 where an input or a
+    cast is of float64, on the CPU alone) and rounded when they are stored or cast; integers in 64 bits, and wrapped when they are
+    stored. The result is a boolean of a comparison, what a cast says, and else of the type that the inputs are promoted to:
+    bool < integers < floats, two different floats to float32. Its ONNX op type names it: ElementwiseFloat16, ElementwiseBool, ..
+
+    Functions, operators and their precedence are in docs/elementwise.md; NaN and remainders are as in PyTorch. An integer divided
+    by zero is 0. An expression that is none is an error that points at the character, when the graph is built and when a session
+    is made.
     """
 
 def embedding(
