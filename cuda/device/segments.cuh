@@ -22,8 +22,10 @@ namespace ortops {
 
 struct SegmentTuning {
   static constexpr int kThreads = 256;
-  static constexpr int kRows = 256;   // of the table that a block writes at most; their bounds are looked up at once
-  static constexpr int kUnroll = 4;   // positions whose values are on their way at a time
+  static constexpr int kRows = 256;  // of the table that a block writes at most; their bounds are looked up at once
+  static constexpr int kUnroll = 4;  // positions of a row whose values are on their way at a time
+  static constexpr int kFirsts =
+      2;  // rows whose first positions are so; more of them cost more registers than they gain
   static constexpr int kChunk = 128;  // positions in a chunk, and chunks in a chunk of chunks
   static constexpr int kBlocks = 4;   // a multiprocessor that a small table is shared out to
 };
@@ -211,42 +213,93 @@ __global__ void __launch_bounds__(SegmentTuning::kThreads)
   }
 }
 
-// Writes every row of the table: the sum of its segment, and of what it starts with, if anything.
+// Where a row's positions begin, found by a warp, 32 places at a time.
+__device__ __forceinline__ int find_start(const Segments& segments, uint32_t row) {
+  int low = 0, high = segments.count;
+  while (low < high) {
+    const int step = (high - low + 31) / 32, at = low + static_cast<int>(threadIdx.x % 32) * step;
+    const int below = __popc(__ballot_sync(0xffffffffu, at < high && segments.rows[min(at, high - 1)] < row));
+    if (below == 0) break;
+    high = min(high, low + below * step);
+    low += (below - 1) * step + 1;
+  }
+  return low;
+}
+
+// Where the positions of the rows first..first + count begin, and end. For all threads of a block.
+__device__ __forceinline__ void find_starts(const Segments& segments, int64_t first, int count, int* starts) {
+  __shared__ int range[2];
+  if (threadIdx.x < 64) {
+    const int end = threadIdx.x / 32;
+    const int found = find_start(segments, static_cast<uint32_t>(first + (end ? count : 0)));
+    if (threadIdx.x % 32 == 0) range[end] = found;
+  }
+  __syncthreads();
+  const int begin = range[0], end = range[1];
+  for (int i = begin + static_cast<int>(threadIdx.x); i <= end; i += blockDim.x) {
+    const int before = i > begin ? static_cast<int>(segments.rows[i - 1] - first) : -1;
+    const int row = i < end ? static_cast<int>(segments.rows[i] - first) : count;
+    for (int r = before + 1; r <= row; ++r) starts[r] = i;
+  }
+  __syncthreads();
+}
+
+// What is not read again should not displace what is.
+template <class T, int N>
+__device__ __forceinline__ void store_once(T* to, const Vector<T, N>& value) {
+  if constexpr (sizeof(value) == 16) {
+    __stcs(reinterpret_cast<uint4*>(to), bit_cast<uint4>(value));
+  } else {
+    store(to, value);
+  }
+}
+
+// Writes every row of the table: the sum of its segment, and of what it starts with, if anything. The threads of a
+// block are `columns` by rows.
 template <int N, class Combine, class T, class Source>
 __global__ void __launch_bounds__(SegmentTuning::kThreads)
     sum_rows(const Segments segments, const Source source, const Partials partials, const int levels, T* table,
              const T* start, const int64_t table_rows, const int64_t width, const int64_t pitch,
-             const int rows_per_block, const int tiles) {
+             const int rows_per_block, const int columns, const int tiles) {
+  constexpr int kFirsts = SegmentTuning::kFirsts;
   __shared__ int starts[SegmentTuning::kRows + 1];
   const int64_t first = int64_t(blockIdx.x) * rows_per_block;
   const int rows = static_cast<int>(min(int64_t(rows_per_block), table_rows - first));
-  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i <= rows; i += blockDim.x * blockDim.y) {
-    const uint32_t row = static_cast<uint32_t>(first + i);
-    int low = 0, high = segments.count;
-    while (low < high) {
-      const int middle = low + (high - low) / 2;
-      if (segments.rows[middle] < row) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    starts[i] = low;
-  }
-  __syncthreads();
+  find_starts(segments, first, rows, starts);
+  const int thread_row = threadIdx.x / columns, row_step = SegmentTuning::kThreads / columns;
+  if (thread_row >= row_step) return;
   for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
-    const int64_t column = (int64_t(tile) * blockDim.x + threadIdx.x) * N;
+    const int64_t column = (int64_t(tile) * columns + threadIdx.x - thread_row * columns) * N;
     if (column >= width) continue;
-    for (int i = threadIdx.y; i < rows; i += blockDim.y) {
-      Vector<float, N> total = identity<N, Combine>();
-      add_segment<Combine>(total, segments, source, partials, levels, starts[i], starts[i + 1], width, column);
-      const int64_t at = (first + i) * pitch + column;
-      if (start) {
-        const Vector<float, N> before = to_float(load<N>(start + at));
+    for (int i = thread_row; i < rows; i += row_step * kFirsts) {
+      decltype(source.find(0)) places[kFirsts];
+      Vector<float, N> totals[kFirsts];
+      bool any[kFirsts];
 #pragma unroll
-        for (int k = 0; k < N; ++k) total[k] = Combine()(before[k], total[k]);
+      for (int j = 0; j < kFirsts; ++j) {
+        const int row = i + j * row_step;
+        any[j] = row < rows && starts[row] < starts[row + 1];
+        if (any[j]) places[j] = source.find(segments.positions[starts[row]]);
       }
-      store(table + at, from_float<T>(total));
+#pragma unroll
+      for (int j = 0; j < kFirsts; ++j) totals[j] = source.template read<N>(places[j], column, any[j]);
+#pragma unroll
+      for (int j = 0; j < kFirsts; ++j) {
+        const int row = i + j * row_step;
+        if (row >= rows) break;
+        Vector<float, N> total = any[j] ? totals[j] : identity<N, Combine>();
+        if (starts[row] + 1 < starts[row + 1]) {
+          add_segment<Combine>(total, segments, source, partials, levels, starts[row] + 1, starts[row + 1], width,
+                               column);
+        }
+        const int64_t at = (first + row) * pitch + column;
+        if (start) {
+          const Vector<float, N> before = to_float(load<N>(start + at));
+#pragma unroll
+          for (int k = 0; k < N; ++k) total[k] = Combine()(before[k], total[k]);
+        }
+        store_once(table + at, from_float<T>(total));
+      }
     }
   }
 }
@@ -278,8 +331,9 @@ void sum_segments(const Segments& segments, const Source& source, T* table, int6
   const int rows_per_block =
       static_cast<int>(std::clamp<int64_t>((table_rows + shared_out - 1) / shared_out, 1, Tuning::kRows));
   const int blocks = narrow((table_rows + rows_per_block - 1) / rows_per_block);
-  launch(detail::sum_rows<N, Combine, T, Source>, dim3(blocks, grid_y), threads.block, 0, context, segments, source,
-         partials, levels, table, start, table_rows, width, pitch ? pitch : width, rows_per_block, threads.tiles);
+  launch(detail::sum_rows<N, Combine, T, Source>, dim3(blocks, grid_y), Tuning::kThreads, 0, context, segments, source,
+         partials, levels, table, start, table_rows, width, pitch ? pitch : width, rows_per_block,
+         static_cast<int>(threads.block.x), threads.tiles);
 }
 
 }  // namespace ortops

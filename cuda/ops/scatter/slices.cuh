@@ -21,8 +21,9 @@ struct SliceTuning {
   static constexpr int kThreads = 256;
   static constexpr int kUnroll = 4;                // vectors of a thread that are on their way at a time
   static constexpr int kVector = 4;                // updates; of neighbours that go to neighbours, one operation
-  static constexpr int64_t kFloats = 3500 * 1024;  // of a slice, 14 MB; two of them are in use at a time
-  static constexpr int kColumns = 32;              // that a slice is a multiple of: whole sectors of memory
+  static constexpr int64_t kFloats = 6500 * 1024;  // of a slice, 27 MB; two of them are in use at a time
+  static constexpr int64_t kDense = 2;      // elements of y an update, up to which slices are worth their launches
+  static constexpr int kColumns = 32;       // that a slice is a multiple of: whole sectors of memory
   static constexpr int64_t kSparse = 64;    // elements of y an update, for which sums in scratch memory are worth it
   static constexpr int64_t kCrowd = 16384;  // updates of an element, above which sorting is faster than their queue
 };
@@ -46,7 +47,7 @@ class Slices {
       if (i != axis) (i < axis ? outer : inner) *= y[i];
     }
     constexpr int64_t kFloats = SliceTuning::kFloats, kColumns = SliceTuning::kColumns;
-    if (alike && size_ > kFloats) {
+    if (alike && size_ > kFloats && size_ / SliceTuning::kDense <= updates_) {
       outer_ = outer;
       inner_ = inner;
       size_ = y[static_cast<int>(axis)];
@@ -101,6 +102,7 @@ struct Turn {
   Divisor by_columns;                  // vectors of a row
   bool aligned;                        // all can be read by vectors
   int blocks;
+  Divisor by_period;  // from one of the blocks to the next
 };
 
 template <class T>
@@ -213,14 +215,18 @@ template <class Combine, class I, class T>
 __global__ void __launch_bounds__(SliceTuning::kThreads)
     scatter_slice(const Turn<T> turn, const SliceUpdates<T> s, const RowWalk<false> walk, const I* indices,
                   int64_t* report) {
-  const int block = static_cast<int>(blockIdx.x) - turn.blocks;
-  if (block < 0) {
+  // Both kinds of blocks are spread evenly: one waits for atomic operations, the other for memory.
+  const int group = turn.by_period.quotient(blockIdx.x);
+  if (group < turn.blocks && blockIdx.x == group * turn.by_period.divisor) {
     if (turn.aligned) {
-      turn_over<kWidth<T>, Combine>(turn, blockIdx.x);
+      turn_over<kWidth<T>, Combine>(turn, group);
     } else {
-      turn_over<1, Combine>(turn, blockIdx.x);
+      turn_over<1, Combine>(turn, group);
     }
-  } else if (s.aligned) {
+    return;
+  }
+  const int block = static_cast<int>(blockIdx.x) - min(turn.blocks, group + 1);
+  if (s.aligned) {
     combine_updates<SliceTuning::kVector, Combine>(s, walk, indices, block, report);
   } else {
     combine_updates<1, Combine>(s, walk, indices, block, report);
@@ -261,7 +267,7 @@ void run_slices(const Slices& slices, const IndexedRows& rows, const I* indices,
   const int many = are_vectors(slices, rows, indices, updates) ? Tuning::kVector : 1;
   // In launch i, slice i is started, the updates of slice i - 1 are combined, and slice i - 2 is written.
   for (int64_t i = 0; i < count + (kInPlace ? 1 : 2); ++i) {
-    Turn<T> turn = {x, y, sums, 0, 0, 0, 0, whole.rows, whole.columns, whole.pitch, {}, by_vectors, 0};
+    Turn<T> turn = {x, y, sums, 0, 0, 0, 0, whole.rows, whole.columns, whole.pitch, {}, by_vectors, 0, {}};
     if (i < count) {
       const Rectangle next = slices.of_y(i);
       turn.next = next.first;
@@ -290,6 +296,7 @@ void run_slices(const Slices& slices, const IndexedRows& rows, const I* indices,
     }
     const int blocks = turn.blocks + blocks_for(s.vectors);
     if (blocks == 0) continue;
+    if (turn.blocks > 0) turn.by_period = Divisor(blocks / turn.blocks);
     launch(scatter_slice<Combine, I, T>, blocks, Tuning::kThreads, 0, context, turn, s, RowWalk<false>(rows), indices,
            report);
   }
