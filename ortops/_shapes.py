@@ -185,6 +185,13 @@ def expand(shape: tuple[Axis, ...], target: tuple[Axis, ...]) -> tuple[Axis, ...
     return result
 
 
+def grouped(channels: int, *, groups: int) -> int:
+    """As many channels, if they make groups of one size."""
+    if channels % groups:
+        raise ValueError(f"attribute groups: expected a divisor of the {channels} channels of x, got {groups}")
+    return channels
+
+
 def permute(shape: tuple[Axis, ...], *, perm: Sequence[int]) -> tuple[Axis, ...]:
     """A shape with its axes in another order. No perm reverses them."""
     rank = len(shape)

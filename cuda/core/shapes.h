@@ -460,6 +460,16 @@ BasicShape<Size> expand(const BasicShape<Size>& shape, const BasicShape<Size>& t
   }
 }
 
+// As many channels, if they make groups of one size.
+template <class Attributes>
+int64_t grouped(int64_t channels, const Attributes& a) {
+  if (channels % a.groups != 0) {
+    throw Error("attribute groups: expected a divisor of the " + std::to_string(channels) + " channels of x, got " +
+                std::to_string(a.groups));
+  }
+  return channels;
+}
+
 // A shape with its axes in another order. No perm reverses them.
 template <class Size, class Attributes>
 BasicShape<Size> permute(const BasicShape<Size>& shape, const Attributes& a) {

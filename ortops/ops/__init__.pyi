@@ -21,6 +21,8 @@ __all__ = [
     "embedding_bag",
     "embedding_bag_gradient",
     "embedding_bag_weights_gradient",
+    "group_norm",
+    "group_norm_gradient",
     "identity",
     "layer_norm",
     "layer_norm_gradient",
@@ -188,6 +190,43 @@ def embedding_bag_weights_gradient(
 
     0 for padding, and for indices that are in no bag. Inputs that are errors for EmbeddingBag are errors here; on CUDA such an
     index gives NaN.
+    """
+
+def group_norm(
+    x: Tensor,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    groups: int,
+    epsilon: float = 1e-05,
+    activation: Literal["none", "silu"] = "none",
+    layout: Literal["NCHW", "NHWC"] = "NCHW",
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Subtracts the mean of each group of channels, divides by its standard deviation, scales and shifts each channel, then applies
+    SiLU where asked. (Wu & He, 2018)
+
+    x is [N, C, *D] or, in the layout NHWC, [N, *D, C], of any number of axes *D; C is a multiple of `groups`. The statistics
+    are taken in float32, of the distances from the mean: a mean far from 0 costs nothing. `mean` and `rstd` (1 / standard
+    deviation) are kept for the gradient; of a group without elements they are NaN.
+    """
+
+def group_norm_gradient(
+    d_y: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    groups: int,
+    activation: Literal["none", "silu"] = "none",
+    layout: Literal["NCHW", "NHWC"] = "NCHW",
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """The gradient of GroupNorm, of the mean and rstd that it gave.
+
+    d_scale and d_bias are sums in float32, in an order that depends on the shape alone; of an empty x they are zeros.
     """
 
 def identity(
