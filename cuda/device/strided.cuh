@@ -16,20 +16,29 @@ namespace strided {
 
 constexpr int kThreads = 256;
 
+constexpr int kInFlight = 2;  // vectors of a thread; blocks that begin anew are faster than a loop in fewer
+
 // Of y, `count` vectors; `from` tells where in x one is, or, where kRepeat, its one element.
 template <int N, bool kRepeat, class T>
 __global__ void __launch_bounds__(kThreads)
     copy_vectors(const T* x, T* y, const uint32_t count, const __grid_constant__ FastWalk from) {
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
-    Vector<T, N> value;
-    if constexpr (kRepeat) {
-      const T one = x[from(i)];
+  const uint32_t first = blockIdx.x * (kThreads * kInFlight) + threadIdx.x;
+  Vector<T, N> values[kInFlight];
 #pragma unroll
-      for (int j = 0; j < N; ++j) value[j] = one;
+  for (int i = 0; i < kInFlight; ++i) {
+    const uint32_t at = first + i * kThreads;
+    if constexpr (kRepeat) {
+      const T one = x[at < count ? from(at) : 0];
+#pragma unroll
+      for (int j = 0; j < N; ++j) values[i][j] = one;
     } else {
-      value = load<N, Reuse::constant>(x + from(i));
+      values[i] = load<N, Reuse::constant>(x + from(at), at < count);
     }
-    store(y + int64_t(i) * N, value);
+  }
+#pragma unroll
+  for (int i = 0; i < kInFlight; ++i) {
+    const uint32_t at = first + i * kThreads;
+    if (at < count) store(y + int64_t(at) * N, values[i]);
   }
 }
 
@@ -105,8 +114,8 @@ void copy_strided(const T* x, T* y, const Walk& walk, Context& context) {
   }
   rows.append(width / N, step * N);
   launch(step ? strided::copy_vectors<N, false, T> : strided::copy_vectors<N, true, T>,
-         grid_stride_blocks(count / N, strided::kThreads), strided::kThreads, 0, context, x, y,
-         static_cast<uint32_t>(count / N), FastWalk(rows));
+         narrow((count / N + strided::kThreads * strided::kInFlight - 1) / (strided::kThreads * strided::kInFlight)),
+         strided::kThreads, 0, context, x, y, static_cast<uint32_t>(count / N), FastWalk(rows));
 }
 
 template <class T>
