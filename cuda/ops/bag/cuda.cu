@@ -51,16 +51,19 @@ struct Rows {
   int64_t padding;
   int64_t* report;  // may be null
 
+  __device__ __forceinline__ int64_t find(int64_t index) const {
+    const int64_t row = index < 0 ? index + count : index;
+    return static_cast<uint64_t>(row) >= static_cast<uint64_t>(count) ? kOutside : row == padding ? kLeftOut : row;
+  }
+
+  // Reports too, which takes a branch an index.
   __device__ __forceinline__ int64_t row(int64_t index) const {
-    if (index < -count || index >= count) {
-      if (report) {
-        report[1] = index;
-        report[0] = 1;
-      }
-      return kOutside;
+    const int64_t row = find(index);
+    if (row == kOutside && report) {
+      report[1] = index;
+      report[0] = 1;
     }
-    if (index < 0) index += count;
-    return index == padding ? kLeftOut : index;
+    return row;
   }
 };
 
@@ -117,31 +120,33 @@ __global__ void __launch_bounds__(BagTuning::kThreads, pooling == Pooling::winne
     }
     int kept = 0;
     bool outside = false;
-    const bool has_bag = in_use && bag < a.bags.count;
+    const bool has_bag = in_use && has_column && bag < a.bags.count;
     const int64_t begin = has_bag ? a.bags.begin(bag) : 0, end = has_bag ? a.bags.end(bag) : 0;
+    const T* const table = a.table + column;
     const auto read_indices = [&](I(&indices)[kRows], int64_t position) {
+      const int left = static_cast<int>(min(end - position, int64_t(kRows)));
 #pragma unroll
-      for (int j = 0; j < kRows; ++j) indices[j] = position + j < end ? a.rows.indices[position + j] : I(0);
+      for (int j = 0; j < kRows; ++j) indices[j] = j < left ? a.rows.indices[position + j] : I(0);
     };
     I indices[kRows];
     int64_t position = begin + split * kRows;
-    read_indices(indices, position);
+    read_indices(indices, min(position, end));
     while (position < end) {
+      const int left = static_cast<int>(min(end - position, int64_t(kRows)));
       bool use[kRows];
       Vector<T, N> values[kRows];
       float factors[kRows];
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {
-        const bool inside = position + j < end;
-        const int64_t row = inside ? a.rows.row(indices[j]) : kLeftOut;
+        const int64_t row = j < left ? a.rows.find(indices[j]) : kLeftOut;
         use[j] = row >= 0;
         outside = outside || row == kOutside;
         kept += use[j];
-        values[j] = load<N, Reuse::constant>(a.table + (use[j] ? row * a.width + column : 0), use[j] && has_column);
+        values[j] = load<N, Reuse::constant>(table + row * a.width, use[j]);
         if constexpr (pooling == Pooling::weighted) factors[j] = use[j] ? to_float(a.weights[position + j]) : 0.0f;
       }
       const int64_t next = position + a.splits * kRows;
-      read_indices(indices, next);
+      read_indices(indices, min(next, end));
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {
         const Vector<float, N> row = to_float(values[j]);
@@ -164,6 +169,9 @@ __global__ void __launch_bounds__(BagTuning::kThreads, pooling == Pooling::winne
         }
       }
       position = next;
+    }
+    if (outside && a.rows.report) {
+      for (position = begin; position < end; ++position) a.rows.row(a.rows.indices[position]);
     }
     if (a.splits > 1) {
       __syncthreads();  // the bag before has been read
@@ -198,7 +206,7 @@ __global__ void __launch_bounds__(BagTuning::kThreads, pooling == Pooling::winne
         kept += count;
       }
     }
-    if (!has_bag || !has_column || split > 0) return;
+    if (!has_bag || split > 0) return;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       if (a.mean && kept > 1) total[k] /= static_cast<float>(kept);
