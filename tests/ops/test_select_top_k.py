@@ -175,6 +175,41 @@ def test_every_size(provider: str, dtype: str, size: int) -> None:
 
 
 @every_provider
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_what_was_selected_of_slices_is_cut_once_more(provider: str, dtype: str) -> None:
+    """A row so long that the best of its slices are more than a block holds."""
+    x = (np.random.default_rng(7).standard_normal((1, 1_500_000)) * 1000).astype(dtype)
+    check(provider, x, 500)
+
+
+@every_provider
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])
+@pytest.mark.parametrize("shape", [(40, 20_001), (300, 9001)])
+def test_rows_of_several_tiles(provider: str, dtype: str, shape: tuple[int, int]) -> None:
+    """Their number lets a block take whole rows, of any alignment; the orders overflow what it can put aside."""
+    rng = np.random.default_rng(8)
+    i = np.arange(shape[1])
+    for x in (rng.standard_normal(shape) * 60, i + np.zeros(shape), -i + np.zeros(shape), i // 5000 + np.zeros(shape)):
+        for k in (4, 128, 256):
+            with np.errstate(invalid="ignore"):
+                check(provider, x.astype(dtype), k, largest=k != 128, sorted=k != 4)
+
+
+@every_provider
+@pytest.mark.parametrize("sorted_", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8"])
+def test_rows_that_a_block_sorts(provider: str, dtype: str, sorted_: bool) -> None:
+    rng = np.random.default_rng(9)
+    for size in (2049, 8192, 8193, 16384, 16385):
+        x = rng.integers(0, 100, (3, size)).astype(element_type(dtype))
+        if "float" in dtype:
+            x[rng.random(x.shape) < 0.01] = np.nan
+        for k in (2049, size):
+            check(provider, x, k, sorted=sorted_)
+            check(provider, x, k, sorted=sorted_, largest=False)
+
+
+@every_provider
 @pytest.mark.parametrize("order", ["ascending", "descending", "one value", "two values", "mostly zero", "a step"])
 @pytest.mark.parametrize("size", [1000, 30_000, 140_000])
 @pytest.mark.parametrize("k", [1, 50, 600, 2048, 2049])

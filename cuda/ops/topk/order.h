@@ -85,6 +85,12 @@ ORTOPS_HOST_DEVICE KeyOf<V> key_of(V value, bool largest) {
   }
 }
 
+// The keys of 16-bit floats have zeros, or where they are negative ones, below this bit: it tells no two of them apart.
+template <class T>
+constexpr int kLowestKeyBit = std::is_same_v<T, float16>    ? 13
+                              : std::is_same_v<T, bfloat16> ? 16
+                                                            : 0;
+
 // The oriented value that has the key.
 template <class V>
 ORTOPS_HOST_DEVICE V value_of(KeyOf<V> key) {
