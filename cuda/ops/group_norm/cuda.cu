@@ -380,7 +380,7 @@ void cut(Work<T>& w, F f) {
 
 template <class Element>
 Element* scratch(int64_t count, Context& context) {
-  return static_cast<Element*>(context.scratch(count * sizeof(Element)));
+  return static_cast<Element*>(context.scratch(std::max<int64_t>(count, 1) * sizeof(Element)));
 }
 
 template <class T>
