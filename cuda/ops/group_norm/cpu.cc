@@ -58,7 +58,7 @@ struct Apply {
   static constexpr bool kSums = false;
   ORTOPS_INLINE Real operator()(Real x, Real, const Channel<Real>& c, bool silu) const {
     const Real z = (x - c.mean - c.rest) * c.rstd * c.scale + c.bias;
-    return silu ? z * sigmoid(z) : z;
+    return silu ? math::silu(z) : z;
   }
 };
 template <class Real>

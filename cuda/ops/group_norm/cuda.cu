@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(Tuning::kThreads) apply(const Work<T> w) {
     for (int i = 0; i < N; ++i) {
       const int k = kLast ? i : 0;
       y[i] = (x[i] - c.sums[k].first - c.sums[k].second) * c.rstd[k] * c.scale[k] + c.bias[k];
-      if (w.p.silu) y[i] *= sigmoid(y[i]);
+      if (w.p.silu) y[i] = math::silu(y[i]);
     }
     store(w.p.result + at, from_float<T>(y));
   });

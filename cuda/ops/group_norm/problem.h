@@ -2,8 +2,8 @@
 // c], and a group has `channels` of the c.
 #pragma once
 
+#include "device/math.h"
 #include "gen/group_norm.h"
-#include "ops/linear/math.h"
 
 namespace ortops::group_norm {
 
@@ -33,11 +33,9 @@ auto problem_of(const Args& a) {
   return p;
 }
 
-ORTOPS_HOST_DEVICE float sigmoid(float z) { return linear::sigmoid(linear::clamp(z, 80.0f)); }
-
 // The derivative of z sigmoid(z).
 ORTOPS_HOST_DEVICE float silu_slope(float z) {
-  const float s = sigmoid(z);
+  const float s = math::sigmoid(z);
   return s * (1 + z * (1 - s));
 }
 
