@@ -740,8 +740,15 @@ class Op:
         values: list[Any] = list(inputs)
         if not variadic and len(values) > len(self.inputs):
             raise OpError(
-                f"{self.name}: expected at most {len(self.inputs)} inputs ({', '.join(f.name for f in self.inputs)}), got {len(values)}"
+                f"{self.name}: expected at most {len(self.inputs)} inputs ({', '.join(f.name for f in self.inputs)}), got {len(values)};"
+                " attributes go by name"
             )
+        for index, value in enumerate(values):
+            if isinstance(value, list | tuple) and any(hasattr(entry, "__ortops_call__") for entry in value):
+                raise OpError(
+                    f"{self.name}: {self.formal_of(index).name}: expected a value or an array, got a {type(value).__name__} of"
+                    " values; give each as an argument of its own"
+                )
         for index, formal in enumerate(self.inputs):
             if formal.variadic:
                 continue

@@ -210,6 +210,8 @@ def test_other_domains(g):
         (lambda g, x: ops.linear(x, np.ones((8, 3))), "Linear: weight: expected type float32.*, got float64"),
         (lambda g, x: ops.linear(x, x, activation="swish"), "attribute activation: expected one of none, relu, .*, got 'swish'"),
         (lambda g, x: ops.linear(x, np.ones((8, 3), np.float32), alpha=1.0), "unknown attribute alpha"),
+        (lambda g, x: ops.permute(x, (1, 0)), r"expected at most 1 inputs \(x\), got 2; attributes go by name"),
+        (lambda g, x: ops.concatenate([x, x], axis=0), "Concatenate: xs: expected a value or an array, got a list of"),
         (lambda g, x: ops.linear(x), "input weight is missing"),
         (lambda g, x: ops.layer_norm(x, x, epsilon=-1.0), "attribute epsilon: expected a float at least 0, got -1.0"),
         (lambda g, x: ops.layer_norm(x, np.ones(8, np.float32), outputs=["sum"]), "outputs"),

@@ -140,7 +140,7 @@ def _of_node(graph: Graph, node: ir.Node, d_outputs: list[Value | None]) -> Sequ
     if rule is None:
         name = f"{node.domain}.{node.op_type}" if node.domain else f"onnx.{node.op_type}"
         raise OpError(
-            f"{where}: no gradient is known for {name}; known are {', '.join(sorted(RULES))} and the operators of ortops"
+            f"{where}: no gradient is known for {name}; known are {', '.join(sorted(RULES))} and most operators of ortops"
         )
     result = rule(
         Call(
