@@ -624,7 +624,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self.__name__ = self.function.__name__
-        self.__doc__ = self.function.__doc__
+        self.__doc__ = self.help()
         self.__module__ = self.function.__module__
         self.__signature__ = inspect.signature(self.function)
         self.__wrapped__ = self.function
@@ -661,6 +661,27 @@ class Op:
     @property
     def doc(self) -> str:
         return inspect.cleandoc(self.function.__doc__ or "")
+
+    def help(self) -> str:
+        """What `help()` shows: how it is called, what it does, what it takes and gives."""
+        inputs = [f"*{f.name}" if f.variadic else f"{f.name}=None" if f.optional else f.name for f in self.inputs]
+        after_star = [] if self.inputs[-1].variadic else ["*"]
+        given = [a.name if a.required else f"{a.name}={a.default!r}" for a in self.attributes]
+        arguments = ", ".join([*inputs, *after_star, *given, "outputs=None"])
+        blocks = {
+            "Inputs": [str(f) for f in self.inputs],
+            "Outputs": [str(f) for f in self.outputs],
+            **{
+                f"With {self.layout} = {value}": [str(f) for f in signature.inputs + signature.outputs]
+                for value, signature in list(self.layouts.items())[1:]
+            },
+            "Attributes": [f"{a.name}: {a.expected}" for a in self.attributes],
+            "Types": [f"{variable}: {', '.join(allowed)}" for variable, allowed in self.types.items()],
+        }
+        lines = [f"{self.function.__name__}({arguments})", "", self.doc]
+        for title, block in blocks.items():
+            lines += ["", f"{title}:", *(f"    {line}" for line in block)] if block else []
+        return "\n".join(lines)
 
     @property
     def summary(self) -> str:

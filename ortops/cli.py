@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from ortops.doctor import Report
@@ -40,20 +41,26 @@ def options(debug: Annotated[bool, typer.Option(help="Show the traceback of an e
 
 @app.command("ops")
 def list_ops(
+    name: Annotated[str | None, typer.Argument(help="One operator, with all there is to know about it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All there is to know, for programs.")] = False,
     markdown: Annotated[bool, typer.Option(help="The table of the README.")] = False,
 ) -> None:
-    """Every operator: inputs, outputs, attributes, types, providers."""
+    """What operators there are; or one of them: its inputs, outputs, attributes and types."""
     from ortops import docs
 
+    found = [op for op in docs.ops() if name in (None, op.name, op.__name__)]
+    if not found:
+        raise UserError(f"no operator {name}; `ortops ops` lists them")
     if as_json:
-        print(json.dumps([docs.describe(op) for op in docs.ops()], indent=2))
+        print(json.dumps([docs.describe(op) for op in found], indent=2))
     elif markdown:
         print(docs.table())
+    elif name is not None:
+        print(found[0].help())
     else:
-        table = Table("operator", "inputs", "outputs", "attributes", "types", show_lines=True)
-        for op in docs.ops():
-            table.add_row(op.name, *docs.columns(op))
+        table = Table(Column("operator", no_wrap=True), "what it does", box=None, pad_edge=False)
+        for op in found:
+            table.add_row(op.name, Text(op.summary))
         console.print(table)
 
 
@@ -161,14 +168,27 @@ def lower(
 
 
 def placement_table(report: Report, *, nodes: bool = False) -> Table:
-    """A report as a table: a line an operator, provider and reason; or a line a node."""
-    table = Table("node" if nodes else "nodes", Column("operator", no_wrap=True), "provider", "reason")
+    """A report as a table: a line an operator, provider and reason; or a line a node. Long reasons are told once, below it."""
+    notes: dict[str, int] = {}
+
+    def noted(reason: str) -> str:
+        what, _, why = reason.partition(": ")
+        return f"{what} ({notes.setdefault(why, len(notes) + 1)})" if len(why) > 40 else reason
+
+    table = Table(
+        "node" if nodes else "nodes",
+        Column("operator", no_wrap=True),
+        "provider",
+        Column("reason", overflow="fold"),
+        caption_justify="left",
+    )
     if nodes:
         for placement in report.placements:
-            table.add_row(placement.node, placement.op, _short(placement.provider), placement.reason)
+            table.add_row(placement.node, placement.op, _short(placement.provider), noted(placement.reason))
     else:
         for line in report.lines:
-            table.add_row(str(line.count), line.op, _short(line.provider), line.reason)
+            table.add_row(str(line.count), line.op, _short(line.provider), noted(line.reason))
+    table.caption = "\n".join(f"({number}) {why}" for why, number in notes.items()) or None
     return table
 
 
@@ -212,7 +232,7 @@ def _feeds(expected: list[tuple[str, str]], texts: list[str], files: list[str]) 
     missing = [name for name, _ in expected if name not in feeds]
     if missing:
         raise UserError(
-            f"no value for {', '.join(missing)}: the model takes {_inputs(expected)}; give --text or --input"
+            f"no value for {', '.join(missing)}: the model takes {_inputs(expected)}; give --text TEXT or --input NAME=FILE.npy"
         )
     return feeds
 

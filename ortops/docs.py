@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ __all__ = ["columns", "describe", "files", "ops", "stubs", "table"]
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- operators: written by python -m ortops.docs -->", "<!-- end of operators -->"
 
-#: Every operator has kernels for both, for every type that it takes.
+#: Every operator has kernels for both.
 PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
 
 
@@ -44,6 +44,8 @@ def describe(op: Op) -> dict[str, Any]:
         "attributes": [attribute(of) for of in op.attributes],
         "types": {variable: list(allowed) for variable, allowed in op.types.items()},
         "providers": list(PROVIDERS),
+        "types_without_cuda": {variable: without for variable in op.types if (without := _without_cuda(op, variable))},
+        "gradient": op.backward is not None,
     }
 
 
@@ -60,18 +62,24 @@ def columns(op: Op) -> tuple[str, str, str, str]:
 
 
 def table() -> str:
-    """The operators as a Markdown table."""
-    lines = ["| operator | what it does | inputs | outputs | attributes |", "|---|---|---|---|---|"]
-    for op in ops():
-        inputs, outputs, attributes, _ = (
-            "<br>".join(f"`{line}`" for line in column.split("\n") if line).replace("|", r"\|")
-            for column in columns(op)
-        )
-        lines.append(f"| **{op.name}**<br>`ops.{op.__name__}` | {op.summary} | {inputs} | {outputs} | {attributes} |")
+    """The operators as Markdown: a table of those that one calls, one of those that gradients are made of, and their types."""
+    called = [op for op in ops() if not op.name.endswith("Gradient")]
+    without = [op.name for op in called if op.backward is None]
+    lines = [
+        *_rows(called),
+        "",
+        f"`ortops.gradients` goes through all of them but {_or(without, 'and')}. What it appends may hold these:",
+        "",
+        *_rows([op for op in ops() if op not in called]),
+        "",
+    ]
     same: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
     for op in ops():
-        same.setdefault(tuple(op.types.items()), []).append(op.name)
-    lines.append("")
+        typed = tuple(
+            (variable, tuple(f"{t}{' (CPU)' * (t in _without_cuda(op, variable))}" for t in allowed))
+            for variable, allowed in op.types.items()
+        )
+        same.setdefault(typed, []).append(op.name)
     for types, names in same.items():
         spelt = "; ".join(f"`{variable}` is {_or(allowed)}" for variable, allowed in types)
         lines.append(f"- {', '.join(names)}: {spelt}.")
@@ -127,6 +135,23 @@ def files() -> Mapping[Path, str]:
     }
 
 
+def _rows(of: Iterable[Op]) -> Iterator[str]:
+    yield "| operator | what it does | inputs | outputs | attributes |"
+    yield "|---|---|---|---|---|"
+    for op in of:
+        inputs, outputs, attributes, _ = (
+            "<br>".join(f"`{line}`" for line in column.split("\n") if line).replace("|", r"\|")
+            for column in columns(op)
+        )
+        yield f"| **{op.name}**<br>`ops.{op.__name__}` | {op.summary} | {inputs} | {outputs} | {attributes} |"
+
+
+def _without_cuda(op: Op, variable: str) -> list[str]:
+    """The types of the variable that only the CPU has kernels for."""
+    on_cuda = {types[variable] for types in op.type_sets("cuda")}
+    return [type_ for type_ in op.types[variable] if type_ not in on_cuda and type_ not in op.types]
+
+
 def _closing(doc: str) -> str:
     return "\n" if "\n" in doc else ""
 
@@ -161,8 +186,8 @@ def _annotation(of: Attribute) -> str:
     return f"{name} | None" if of.nullable else name
 
 
-def _or(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+def _or(names: Sequence[str], word: str = "or") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"
 
 
 if __name__ == "__main__":

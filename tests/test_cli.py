@@ -62,12 +62,21 @@ def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert linear["types"] == {"T": ["float32", "float16", "bfloat16"]}
     assert set(linear["layouts"]) == {"in_out", "out_in"}
+    assert linear["gradient"] is True
+    assert linear["types_without_cuda"] == {}
+    assert listed["ScatterAdd"]["types_without_cuda"] == {"T": ["float64"]}
     code, out, _ = call(capsys, "ops")
     assert code == 0
     assert "LayerNorm" in out
     code, out, _ = call(capsys, "ops", "--markdown")
     assert code == 0
     assert out.strip() == ortops.docs.table()
+    for name in ("Linear", "linear"):
+        code, out, _ = call(capsys, "ops", name)
+        assert code == 0
+        assert out.startswith("linear(x, weight, bias=None, residual=None, *, activation='none'")
+        assert "    weight: T[N K]" in out  # in the other layout
+    assert "no operator Liner" in fails(capsys, "ops", "Liner")
 
 
 def test_run(capsys: pytest.CaptureFixture[str], model: Path, array: Path, tmp_path: Path) -> None:

@@ -419,8 +419,9 @@ def select_top_k(
 ) -> Any:
     """Selects the k largest (or smallest) elements along an axis, and gives them with their indices.
 
-    k is an attribute or an input (of one number), not both; without either the whole axis is taken, a stable sort. A k below 0 or
-    beyond the size of the axis is an error, and so is an input without axes. `sorted`: the best first; else in the order of indices.
+    k is an attribute (k=5) or an input (int64 of shape [1]), not both; without either the whole axis is taken, a stable sort. A k
+    below 0 or beyond the size of the axis is an error, and so is an input without axes. `sorted`: the best first; else in the order
+    of indices.
 
     The result is always the same: of equal values the one with the lower index is taken first (0 and -0 are equal), NaN counts as
     larger than infinity, so that it comes last where the smallest are wanted, and a row's result does not depend on the rows beside
@@ -566,7 +567,7 @@ def upsample2d(
     There is no antialiasing. Planes of no pixels are an error, in x as in y; no planes are none.
 
     In ONNX's words: nearest is Resize with `asymmetric` and `floor`, bilinear with `half_pixel` (not `pytorch_half_pixel`, which takes
-    the first pixel where the result has one, as PyTorch no longer does) or `align_corners`. `from_resize` tells which nodes these are.
+    the first pixel where the result has one, as PyTorch no longer does) or `align_corners`.
     """
 
 def upsample2d_gradient(

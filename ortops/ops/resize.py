@@ -146,7 +146,7 @@ def upsample2d(
     There is no antialiasing. Planes of no pixels are an error, in x as in y; no planes are none.
 
     In ONNX's words: nearest is Resize with `asymmetric` and `floor`, bilinear with `half_pixel` (not `pytorch_half_pixel`, which takes
-    the first pixel where the result has one, as PyTorch no longer does) or `align_corners`. `from_resize` tells which nodes these are.
+    the first pixel where the result has one, as PyTorch no longer does) or `align_corners`.
     """
     return resized(x, mode=mode, size=size, scale=scale, align_corners=align_corners, layout=layout)
 

@@ -57,8 +57,9 @@ def select_top_k(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Selects the k largest (or smallest) elements along an axis, and gives them with their indices.
 
-    k is an attribute or an input (of one number), not both; without either the whole axis is taken, a stable sort. A k below 0 or
-    beyond the size of the axis is an error, and so is an input without axes. `sorted`: the best first; else in the order of indices.
+    k is an attribute (k=5) or an input (int64 of shape [1]), not both; without either the whole axis is taken, a stable sort. A k
+    below 0 or beyond the size of the axis is an error, and so is an input without axes. `sorted`: the best first; else in the order
+    of indices.
 
     The result is always the same: of equal values the one with the lower index is taken first (0 and -0 are equal), NaN counts as
     larger than infinity, so that it comes last where the smallest are wanted, and a row's result does not depend on the rows beside
