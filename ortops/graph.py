@@ -364,6 +364,8 @@ class Graph:
         `functions` gives each operator of ours its decomposition as a model-local function, so that the model also runs where the
         library is absent. An operator that has no decomposition goes without. Nodes and constants that nothing reads are left out.
         """
+        if not self._graph.outputs:
+            raise OpError(f"graph {self.name}: it has no outputs; g.output(value, name) makes a value one")
         model = onnx_ir.Model(
             self._graph.clone(), ir_version=self.ir_version, producer_name="ortops", producer_version=__version__
         )

@@ -203,6 +203,14 @@ def test_other_domains(g):
     }
 
 
+def test_graph_without_outputs_is_an_error(g, tmp_path):
+    ops.identity(g.input("x", "float32", [2]))
+    for write in (g.build, lambda: g.save(tmp_path / "model.onnx")):
+        with pytest.raises(OpError, match="graph test: it has no outputs"):
+            write()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
