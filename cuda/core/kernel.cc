@@ -63,8 +63,31 @@ class NodeAttributes final : public AttributeReader {
     if (!found(name, expected, get(info_, name, nullptr, &size))) return false;
     check_attribute(size <= std::size(value.values), name, "a shorter list", std::to_string(size) + " numbers");
     value.size = static_cast<int>(size);
-    if (size) ort_.check(get(info_, name, value.values, &size));
+    if (size) {
+      ort_.check(get(info_, name, value.values, &size));
+    } else {
+      check_kind(name, expected);
+    }
     return true;
+  }
+  // ONNX Runtime gives an attribute that is not a list of that kind as an empty one.
+  void check_kind(const char* name, const char* expected) const {
+    const auto has = [&](OrtStatus* status) {
+      if (status) ort_.api->ReleaseStatus(status);
+      return !status;
+    };
+    int64_t integer = 0;
+    float real = 0;
+    size_t size = 0, integers = 0, reals = 0;
+    const char* got = nullptr;
+    if (has(ort_.api->KernelInfoGetAttribute_int64(info_, name, &integer))) got = "an int";
+    if (has(ort_.api->KernelInfoGetAttribute_float(info_, name, &real))) got = "a float";
+    if (has(ort_.api->KernelInfoGetAttribute_string(info_, name, nullptr, &size))) got = "a string";
+    if (has(ort_.api->KernelInfoGetAttributeArray_int64(info_, name, nullptr, &integers)) && integers)
+      got = "a list of ints";
+    if (has(ort_.api->KernelInfoGetAttributeArray_float(info_, name, nullptr, &reals)) && reals)
+      got = "a list of floats";
+    if (got) throw Error(std::string("attribute ") + name + ": expected " + expected + ", got " + got);
   }
   bool found(const char* name, const char* expected, OrtStatus* status) const {
     if (!status) return true;
@@ -199,10 +222,16 @@ class OrtCall final : public Call {
 
   void* output(int index, const Shape& shape) override {
     if (index >= outputs_) return nullptr;
+    const char* name = kernel_.op_.row->op->outputs[index].name;
+    int64_t bytes = 8;  // or fewer, of an element
+    bool fits = true, empty = false;
     for (int i = 0; i < shape.rank; ++i) {
-      if (shape[i] < 0)
-        throw Error(std::string(kernel_.op_.row->op->outputs[index].name) + ": its shape would be " + text(shape));
+      if (shape[i] < 0) throw Error(std::string(name) + ": its shape would be " + text(shape));
+      empty = empty || shape[i] == 0;
+      fits = fits && !__builtin_mul_overflow(bytes, shape[i], &bytes);
     }
+    if (!fits && !empty)
+      throw Error(std::string(name) + ": expected less than 2^60 elements, but its shape would be " + text(shape));
     OrtValue* value = nullptr;
     ort_.check(ort_.api->KernelContext_GetOutput(context_, index, shape.dims, shape.rank, &value));
     if (!value) return nullptr;

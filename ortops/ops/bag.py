@@ -488,6 +488,13 @@ def arriving(d_y: Value, table: Value, slots: Value) -> Value:
     return onnx.Gather(onnx.Concat(none, wide(d_y, table), none, axis=0), slots)
 
 
+def in_bags(kept: Value, slots: Value, d_y: Value, offsets: Value | None) -> Value:
+    """Which of the kept indices are in a bag: what is before the first and behind the last gives zeros, NaN or not."""
+    if offsets is None:
+        return kept
+    return onnx.And(kept, onnx.And(onnx.Greater(slots, ZERO), onnx.LessOrEqual(slots, size_of(d_y, 0))))
+
+
 @embedding_bag_gradient.decomposition
 def _(
     d_y: Value,
@@ -517,7 +524,7 @@ def _(
         none = onnx.Expand(length, onnx.Concat(count, size_of(table, 1), axis=0))
         first = onnx.Gather(scatter(none, slots, candidate, "min"), slots)
         d = onnx.Where(onnx.Equal(first, position), d, 0.0)
-    d = onnx.Where(column(kept), d, 0.0)
+    d = onnx.Where(column(in_bags(kept, slots, d_y, offsets)), d, 0.0)
     return onnx.CastLike(scatter(full(0, table, onnx.Shape(table)), rows, d, "add"), table)
 
 
@@ -534,5 +541,6 @@ def _(
     rows, slots, kept, _ = lined_up("EmbeddingBagWeightsGradient", indices, table, offsets, padding_idx)
     products = arriving(d_y, table, slots) * wide(onnx.Gather(table, rows), table)
     # ONNX Runtime reduces the last axis of an empty tensor to the wrong shape.
+    kept = in_bags(kept, slots, d_y, offsets)
     d = onnx.Where(column(kept), onnx.ReduceSum(column(products), [1], keepdims=0), 0.0)
     return onnx.CastLike(onnx.Reshape(d, onnx.Shape(indices), allowzero=1), table)

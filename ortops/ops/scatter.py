@@ -124,7 +124,13 @@ def scatter_add(
 @scatter_add.decomposition
 def _(x: Value, indices: Value, updates: Value, *, axis: int, reduction: str, deterministic: bool) -> Value:
     each = onnx.Expand(indices, onnx.Shape(updates))
-    y = onnx.ScatterElements(wide(x), each, wide(updates), axis=axis, reduction=reduction)
+    x_, updates_ = wide(x), wide(updates)
+    y = onnx.ScatterElements(x_, each, updates_, axis=axis, reduction=reduction)
+    if reduction in ("min", "max"):  # in which ONNX Runtime passes over NaN
+        is_nan = onnx.Cast(onnx.IsNaN(x_), to=ELEMENT_TYPES["float32"])
+        nans = onnx.Cast(onnx.IsNaN(updates_), to=ELEMENT_TYPES["float32"])
+        wrong = onnx.Greater(onnx.ScatterElements(is_nan, each, nans, axis=axis, reduction="add"), np.float32(0))
+        y = onnx.Where(wrong, onnx.CastLike(np.float32(np.nan), y), y)
     return y if x.dtype in ("float32", "float64") else onnx.CastLike(y, x)
 
 

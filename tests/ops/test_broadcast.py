@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import ortops
@@ -134,6 +135,21 @@ def test_a_shape_that_does_not_broadcast_to_x_is_told(x: tuple[int, ...], like: 
     with pytest.raises(Exception, match=text):
         feeds = {"input0": np.zeros(x, np.float32), "input1": np.zeros(like, np.float32)}
         testing._session(model, testing.CPU).run(None, feeds)
+
+
+def test_a_shape_that_no_memory_holds_is_told() -> None:
+    graph = ortops.Graph()
+    graph.output(ops.broadcast_to(graph.input("x", "float32", []), graph.input("shape", "int64", [2])), "y")
+    session = ortops.InferenceSession(graph, providers=[testing.CPU], lower="none")
+    feeds = {"x": np.array(1, np.float32), "shape": np.array([2**40, 2**40])}
+    with pytest.raises(
+        Exception, match=r"BroadcastTo \(node .*\): y: expected less than 2\^60 elements, .* \[1099511627776,"
+    ):
+        session.run(None, feeds)
+    feeds["shape"] = np.array([0, 2**62])
+    assert session.run_with_ort_values(
+        None, {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in feeds.items()}
+    )[0].shape() == [0, 2**62]
 
 
 @pytest.mark.slow

@@ -332,3 +332,35 @@ def test_the_function_body_has_no_loop() -> None:
     graph.output(ops.embedding_bag(indices, W, offsets, mode="max", padding_idx=1), "y")
     (function,) = graph.build().functions
     assert not {"Loop", "Scan", "If"} & {node.op_type for node in function.node}
+
+
+@every_provider
+def test_rows_without_elements_have_gradients(provider: str) -> None:
+    """Of a table [V, 0]: its own is empty, that of the weights is zeros."""
+    sample = testing.Sample(
+        WEIGHTS,
+        "",
+        {"I": "int64", "T": "float32"},
+        (np.zeros((2, 0), np.float32), np.array([0, 4, -1]), np.zeros((5, 0), np.float32), np.array([0, 1])),
+        {},
+        ("d_weights",),
+    )
+    np.testing.assert_array_equal(testing.run(sample, provider)[0], np.zeros(3))
+
+
+def test_what_is_in_no_bag_gets_zeros_in_the_standard_nodes_too() -> None:
+    """NaN beside it, in its weight or its row, does not reach the result."""
+    table = np.array([[1, 2], [np.nan, np.nan], [3, 4]], np.float32)
+    indices, offsets = np.array([0, 1, 2]), np.array([0, 1])
+    d_y, weights = np.ones((1, 2), np.float32), np.array([2, np.nan, np.nan], np.float32)
+    graph = ortops.Graph()
+    d, w = graph.input("d_y", "float32", [None, 2]), graph.input("weights", "float32", [None])
+    i, o = graph.input("indices", "int64", [None]), graph.input("offsets", "int64", [None])
+    bags = {"include_last_offset": True}
+    graph.output(ops.embedding_bag_gradient(d, i, table, o, w, mode="sum", **bags), "d_table")
+    graph.output(ops.embedding_bag_weights_gradient(d, i, table, o, **bags), "d_weights")
+    feeds = {"d_y": d_y, "weights": weights, "indices": indices, "offsets": offsets}
+    for lower in ("none", "all"):
+        got = ortops.InferenceSession(graph, providers=[testing.CPU], lower=lower).run(None, feeds)
+        np.testing.assert_array_equal(got[0], [[2, 2], [0, 0], [0, 0]])
+        np.testing.assert_array_equal(got[1], [3, 0, 0])

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import ortops
 from ortops import ops, testing
@@ -121,3 +122,17 @@ def test_more_than_2_to_the_31_elements() -> None:
         torch.cuda.synchronize()
         assert bool((y == x.permute(perm)).all())
         del x, y
+
+
+@pytest.mark.parametrize(
+    ("perm", "got"), [(1, "an int"), (1.0, "a float"), ([0.0, 1.0], "a list of floats"), ("10", "a string")]
+)
+def test_a_model_whose_perm_is_no_list_of_ints_is_told(perm: object, got: str) -> None:
+    """ONNX Runtime itself takes such an attribute for an empty list, which here would reverse the axes."""
+    infos = [helper.make_tensor_value_info(name, 1, [None, None]) for name in "xy"]
+    node = helper.make_node("Permute", ["x"], ["y"], name="turn", domain="ortops", perm=perm)
+    graph = helper.make_graph([node], "g", infos[:1], infos[1:])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ortops", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    with pytest.raises(Exception, match=rf"Permute \(node turn\): attribute perm: expected a list of ints, got {got}"):
+        ortops.InferenceSession(model, providers=[testing.CPU], lower="none")

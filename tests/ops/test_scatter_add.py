@@ -250,3 +250,21 @@ def test_shapes_that_do_not_fit_are_told() -> None:
         ops.scatter_add(x, np.zeros((2, 1), np.int64), np.ones((3, 2), np.float32))
     with pytest.raises(Exception, match=r"no larger but in axis 0, got \[3, 3\]"):
         session_of(testing.CPU).run(None, {"x": x, "i": np.zeros((3, 1), np.int64), "u": u})
+
+
+@pytest.mark.parametrize("reduction", ["min", "max"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_nan_wins_in_the_standard_nodes_too(reduction: str, dtype: str) -> None:
+    """ONNX Runtime's own ScatterElements passes over NaN."""
+    nan = np.nan
+    graph = ortops.Graph()
+    values = [graph.input("x", dtype, [4]), graph.input("indices", "int64", [6]), graph.input("updates", dtype, [6])]
+    graph.output(ops.scatter_add(*values, reduction=reduction), "y")
+    feeds = {
+        "x": np.array([nan, 1, 1, 2], dtype),
+        "indices": np.array([0, 1, 1, 2, 2, 2]),
+        "updates": np.array([1, nan, 5, 5, nan, -5], dtype),
+    }
+    for lower in ("none", "all"):
+        (y,) = ortops.InferenceSession(graph, providers=[testing.CPU], lower=lower).run(None, feeds)
+        np.testing.assert_array_equal(y, np.array([nan, nan, nan, 2], dtype))

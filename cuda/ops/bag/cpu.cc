@@ -179,7 +179,7 @@ void for_columns(int64_t width, F&& f) {
 
 // How many of `count` items, which have `total` rows of `width` in all, are worth a thread's while.
 int64_t grain(int64_t count, int64_t total, int64_t width) {
-  return std::max<int64_t>(1, kGrain / (width * (total / std::max<int64_t>(1, count) + 1)));
+  return std::max<int64_t>(1, kGrain / (std::max<int64_t>(1, width) * (total / std::max<int64_t>(1, count) + 1)));
 }
 
 }  // namespace
