@@ -418,7 +418,8 @@ def _gradient_model(
     attributes: tuple[tuple[str, Any], ...],
     outputs: tuple[str, ...],
     flows: tuple[str, ...],
-) -> bytes:
+) -> bytes | None:
+    """None where no input has a gradient: then there is nothing to run."""
     from ortops.graph import Graph
     from ortops.training import gradients
 
@@ -435,7 +436,10 @@ def _gradient_model(
         for i, value in enumerate(values)
         if value is not None and op.formal_of(i).name in op.differentiable and "float" in str(value.dtype)
     ]
-    for (i, _), d in zip(wanted, gradients([by_name[n] for n in flows], [v for _, v in wanted], arriving), strict=True):
+    found = gradients([by_name[n] for n in flows], [v for _, v in wanted], arriving)
+    if all(d is None for d in found):
+        return None
+    for (i, _), d in zip(wanted, found, strict=True):
         if d is not None:
             graph.output(graph.onnx.Cast(d, to=1) if d.dtype == "bfloat16" else d, f"d_input{i}")
     return bytes(graph.build(functions=False).SerializeToString())
@@ -451,13 +455,15 @@ def run_gradient(sample: Sample, d_outputs: Sequence[np.ndarray], provider: str 
         sample.outputs,
         tuple(flowing(sample)),
     )
+    if model is None:
+        return {}
     session = _session(model, provider)
     feeds = {f"input{i}": a for i, a in enumerate(sample.inputs) if a is not None}
     feeds |= {f"d_{name}": d for name, d in zip(flowing(sample), d_outputs, strict=True)}
     taken = {value.name for value in session.get_inputs()}
     values = {name: _ort_value(np.asarray(a, order="C")) for name, a in feeds.items() if name in taken}
     names = [value.name for value in session.get_outputs()]
-    results = session.run_with_ort_values(names, values) if names else []
+    results = session.run_with_ort_values(names, values)
     return {int(name[len("d_input") :]): value.numpy() for name, value in zip(names, results, strict=True)}
 
 
