@@ -765,10 +765,15 @@ class Op:
                 " attributes go by name"
             )
         for index, value in enumerate(values):
-            if isinstance(value, list | tuple) and any(hasattr(entry, "__ortops_call__") for entry in value):
+            if not isinstance(value, list | tuple):
+                continue
+            what = "values" if any(hasattr(entry, "__ortops_call__") for entry in value) else ""
+            if not what and self.formal_of(index).variadic and any(isinstance(entry, np.ndarray) for entry in value):
+                what = "arrays"  # which numpy would make one array of, by an axis in front
+            if what:
                 raise OpError(
                     f"{self.name}: {self.formal_of(index).name}: expected a value or an array, got a {type(value).__name__} of"
-                    " values; give each as an argument of its own"
+                    f" {what}; give each as an argument of its own"
                 )
         for index, formal in enumerate(self.inputs):
             if formal.variadic:

@@ -231,7 +231,10 @@ class _Source:
         from ortops.graph import Graph
 
         if isinstance(model, Graph):
-            model = model.ir()
+            try:
+                model = model.ir()
+            except OpError:  # a rank that is not known: there is no body then, but our kernels need none
+                model = model.ir(functions=False)
         if not isinstance(model, onnx_ir.Model):
             raise TypeError(
                 f"expected a path, bytes, a ModelProto, an onnx_ir.Model or a Graph, got {type(model).__name__}"

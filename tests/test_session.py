@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 import ortops
-from ortops import LibraryError, _library, ops, session
+from ortops import LibraryError, OpError, _library, ops, session
 from ortops._declare import element_type
 from ortops.session import CPU, CUDA
 
@@ -365,3 +365,17 @@ def test_a_session_registers_what_its_model_uses_and_given_options_everything():
     ortops.register(few, operators=["Linear"])
     with pytest.raises(Exception, match="RMSNorm"):
         onnxruntime.InferenceSession(norm.build(functions=False).SerializeToString(), few)
+
+
+def test_a_graph_of_unknown_ranks_runs_by_our_kernels():
+    """There is no function body then, and nothing in standard nodes."""
+    g = ortops.Graph("unknown")
+    x = g.input("x", "float32")
+    g.output(ops.select_top_k(x, k=1)[0], "values")
+    g.output(ops.sum_to_size(x, np.zeros((1, 1), np.float32)), "sum")
+    for lower in ("none", "auto"):
+        values, total = ortops.InferenceSession(g, providers=[CPU], lower=lower).run(None, {"x": X})
+        np.testing.assert_array_equal(values, X.max(axis=1, keepdims=True))
+        np.testing.assert_allclose(total, [[X.sum()]], rtol=1e-5)
+    with pytest.raises(OpError, match=r"cannot be written in standard nodes: .* the rank of x, which is not known"):
+        ortops.InferenceSession(g, providers=[CPU], lower="all")

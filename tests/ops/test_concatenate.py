@@ -97,3 +97,10 @@ def test_a_known_size_beside_an_unknown_one_is_the_results() -> None:
     a, b = graph.input("a", "float32", ["n", 3, 2]), graph.input("b", "float32", [4, "m", 2])
     assert ops.concatenate(a, b, axis=2).shape == (4, 3, 4)
     assert ops.concatenate(a, b, axis=1).shape == (4, None, 2)
+
+
+def test_a_list_of_arrays_is_not_one_array() -> None:
+    """As numpy.concatenate is called; as one array it would be a stack of both."""
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(OpError, match="Concatenate: xs: expected a value or an array, got a list of arrays; give each"):
+        ops.concatenate([x, x], axis=0)
