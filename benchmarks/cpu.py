@@ -75,7 +75,9 @@ def single(name: str, build: Callable[..., Any], inputs: Arrays, *weights: np.nd
     """One operator: `build` makes its output of the graph's inputs, and of the weights as constants."""
     g = ortops.Graph("single")
     values = [g.input(key, str(value.dtype), value.shape) for key, value in inputs.items()]
-    g.output(build(*values, *(g.constant(weight) for weight in weights)), "output")
+    results = build(*values, *(g.constant(weight) for weight in weights))
+    for index, value in enumerate(results if isinstance(results, tuple) else (results,)):
+        g.output(value, f"output{index or ''}")
     return Case(name, g.build(functions=False), inputs)
 
 
@@ -161,7 +163,92 @@ def encoders(dtype: str, rng: np.random.Generator) -> Iterator[Case]:
         yield Case(f"MiniLM {batch}x{length} {dtype}", model, inputs)
 
 
-GROUPS = (linears, norms, attentions, others, encoders)
+def lookups(dtype: str, rng: np.random.Generator) -> Iterator[Case]:
+    table = rng.standard_normal((10_000, 128)).astype(dtype)
+    for bags, length in ((8192, 20), (512, 20)):
+        inputs = {
+            "indices": rng.integers(0, len(table), bags * length),
+            "offsets": np.arange(0, bags * length, length),
+        }
+        for mode in ("sum", "max"):
+
+            def build(i: Any, o: Any, t: Any, mode: Any = mode) -> Any:
+                return ops.embedding_bag(i, t, o, mode=mode)
+
+            yield single(f"EmbeddingBag {mode} {bags}x{length} of 10000x128 {dtype}", build, inputs, table)
+        d_y = rng.standard_normal((bags, 128)).astype(dtype)
+        inputs |= {"d_y": d_y}
+
+        def backward(i: Any, o: Any, d: Any, t: Any) -> Any:
+            return ops.embedding_bag_gradient(d, i, t, o, mode="sum")
+
+        yield single(f"EmbeddingBag gradient {bags}x{length} of 10000x128 {dtype}", backward, inputs, table)
+    x, rows = rng.standard_normal((4096, 512)).astype(dtype), rng.integers(0, 4096, 4096)
+    yield single(f"Take 4096 rows of 512 {dtype}", ops.take, {"x": x, "i": rows})
+    columns = rng.integers(0, 512, 256)
+    yield single(f"Take 256 columns of 4096x512 {dtype}", lambda x, i: ops.take(x, i, axis=1), {"x": x, "i": columns})
+    for axis in (0, 1):
+        along = rng.integers(0, 512, (4096, 512))
+
+        def gather(x: Any, i: Any, axis: int = axis) -> Any:
+            return ops.take_along_axis(x, i, axis=axis)
+
+        def scatter(x: Any, i: Any, axis: int = axis) -> Any:
+            return ops.scatter_add(x, i, x, axis=axis)
+
+        yield single(f"TakeAlongAxis {axis} 4096x512 {dtype}", gather, {"x": x, "i": along})
+        yield single(f"ScatterAdd {axis} 4096x512 {dtype}", scatter, {"x": x, "i": along})
+
+
+def moves(dtype: str, rng: np.random.Generator) -> Iterator[Case]:
+    x = rng.standard_normal((4, 64, 112, 112)).astype(dtype)
+    for mode in ("constant", "reflect", "replicate"):
+
+        def pad(x: Any, mode: Any = mode) -> Any:
+            return ops.constant_pad(x, pads=(3, 3, 3, 3), axes=(2, 3), mode=mode)
+
+        yield single(f"ConstantPad {mode} 4x64x112x112 {dtype}", pad, {"x": x})
+    for perm in ((0, 2, 3, 1), (0, 2, 1, 3), (3, 2, 1, 0)):
+        yield single(f"Permute {perm} 4x64x112x112 {dtype}", lambda x, p=perm: ops.permute(x, perm=p), {"x": x})
+    for what, arguments in (
+        ("crop", {"starts": (3, 3), "ends": (-3, -3), "axes": (2, 3)}),
+        ("step 2", {"starts": (0,), "ends": (112,), "axes": (3,), "steps": (2,)}),
+        ("backwards", {"starts": (-1,), "ends": (-(2**62),), "axes": (3,), "steps": (-1,)}),
+    ):
+        yield single(
+            f"StridedSlice {what} 4x64x112x112 {dtype}", lambda x, a=arguments: ops.strided_slice(x, **a), {"x": x}
+        )
+    for axis in (1, 3):
+
+        def join(x: Any, y: Any, axis: int = axis) -> Any:
+            return ops.concatenate(x, y, axis=axis)
+
+        yield single(f"Concatenate {axis} of two 4x64x112x112 {dtype}", join, {"x": x, "y": x})
+    row = rng.standard_normal(1024).astype(dtype)
+    yield single(f"BroadcastTo 1024 to 4096x1024 {dtype}", lambda x: ops.broadcast_to(x, [4096, 1024]), {"x": row})
+    matrix = rng.standard_normal((4096, 1024)).astype(dtype)
+    yield single(f"SumToSize 4096x1024 to 1024 {dtype}", ops.sum_to_size, {"x": matrix, "like": row})
+
+
+def selections(dtype: str, rng: np.random.Generator) -> Iterator[Case]:
+    for rows, size, k in ((64, 32768, 10), (64, 32768, 128), (4, 1_000_000, 64), (8192, 1000, 5), (1, 100, 5)):
+        x = rng.standard_normal((rows, size)).astype(dtype)
+        yield single(f"SelectTopK {k} of {rows}x{size} {dtype}", lambda x, k=k: ops.select_top_k(x, k=k), {"x": x})
+    for shape, target in (
+        ((1, 64, 128, 128), (256, 256)),
+        ((1, 3, 720, 1280), (224, 224)),
+        ((1, 256, 13, 13), (26, 26)),
+    ):
+        for mode in ("nearest", "bilinear"):
+            x = rng.standard_normal(shape).astype(dtype)
+
+            def resize(x: Any, mode: Any = mode, target: Any = target) -> Any:
+                return ops.upsample2d(x, mode=mode, size=target)
+
+            yield single(f"Upsample2D {mode} {'x'.join(map(str, shape))} to {target} {dtype}", resize, {"x": x})
+
+
+GROUPS = (linears, norms, attentions, others, encoders, lookups, moves, selections)
 
 # --- measuring ------------------------------------------------------------------------------------------------------
 
