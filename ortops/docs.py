@@ -110,7 +110,8 @@ def stubs() -> str:
         lines += ["", f"def {op.__name__}("]
         for of in op.inputs:
             star = "*" if of.variadic else ""
-            lines.append(f"    {star}{of.name}: Tensor{' | None = None' if of.optional else ''},")
+            numbers = " | Sequence[int]" if of.host else ""
+            lines.append(f"    {star}{of.name}: Tensor{numbers}{' | None = None' if of.optional else ''},")
         if not op.inputs[-1].variadic:
             lines.append("    *,")
         for attribute in op.attributes:

@@ -50,7 +50,7 @@ __all__ = [
 
 def broadcast_to(
     x: Tensor,
-    shape: Tensor,
+    shape: Tensor | Sequence[int],
     *,
     outputs: Sequence[str] | None = None,
 ) -> Any:
@@ -409,7 +409,7 @@ def scatter_add_gradient(
 
 def select_top_k(
     x: Tensor,
-    k_input: Tensor | None = None,
+    k_input: Tensor | Sequence[int] | None = None,
     *,
     k: int | None = None,
     axis: int = -1,
