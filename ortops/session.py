@@ -346,9 +346,10 @@ def _lower(source: _Source, everything: bool, on_cpu: bool) -> tuple[_Source, tu
             ]
             attributes = attribute_values(op, node, op.name)
             # Standard nodes would take some calls that ours refuses: sizes that broadcast where they should be equal.
-            if not op.surely_takes({name: axes(value.shape) for name, value in present.items()}, attributes):
+            shapes = {name: axes(value.shape) for name, value in present.items()}
+            if not op.surely_takes(shapes, attributes):
                 return False
-            reason = prefers_stock(op.name, inputs, attributes, outputs)
+            reason = prefers_stock(op.name, inputs, attributes, outputs, shapes)
         if reason is None:
             return False
         done.append(Lowered(node.name or "", op.name, reason))

@@ -379,3 +379,17 @@ def test_a_graph_of_unknown_ranks_runs_by_our_kernels():
         np.testing.assert_allclose(total, [[X.sum()]], rtol=1e-5)
     with pytest.raises(OpError, match=r"cannot be written in standard nodes: .* the rank of x, which is not known"):
         ortops.InferenceSession(g, providers=[CPU], lower="all")
+
+
+def test_bare_attention_is_lowered_where_its_heads_are_known():
+    def lowered(query_heads, key_heads, **options):
+        g = ortops.Graph("attention")
+        q = g.input("q", "float32", ["batch", query_heads, "queries", 8])
+        k, v = (g.input(name, "float32", ["batch", key_heads, "keys", 8]) for name in "kv")
+        g.output(ops.scaled_dot_product_attention(q, k, v, **options), "y")
+        opened = ortops.InferenceSession(g, providers=[CPU])
+        return [entry.op for entry in opened.ortops_lowered]
+
+    assert lowered(4, 4) == ["ScaledDotProductAttention"]
+    for heads, options in (((4, 2), {}), (("h", "h"), {}), ((4, 4), {"causal": "top_left"})):
+        assert lowered(*heads, **options) == []
