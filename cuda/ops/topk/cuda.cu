@@ -372,7 +372,7 @@ struct Slice {
 };
 
 template <class T, int kLoads, bool kStrided, bool kWarpRows>
-__global__ void __launch_bounds__(kWarpRows ? kWarp * Tuning::kWarps : Tuning::kMaxThreads,
+__global__ void __launch_bounds__(kWarpRows ? kWarp* Tuning::kWarps : Tuning::kMaxThreads,
                                   kStrided                      ? 1
                                   : !kWarpRows                  ? 2
                                   : kLoads <= Tuning::kFewLoads ? 7
