@@ -273,7 +273,8 @@ def sample_model(sample: Sample, *, static: bool = False) -> bytes:
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
-def _names(model: bytes) -> set[str]:
+def operators_of(model: bytes) -> set[str]:
+    """The op types of our nodes."""
     import onnx
 
     return {node.op_type for node in onnx.load_model_from_string(model).graph.node if node.domain == "ortops"}
@@ -291,7 +292,7 @@ def _session(model: bytes, provider: str, options: tuple[tuple[str, str], ...] =
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if provider == CUDA:
         session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    register(session_options, operators=_names(model))
+    register(session_options, operators=operators_of(model))
     return onnxruntime.InferenceSession(model, session_options, providers=[(provider, dict(options))])
 
 
