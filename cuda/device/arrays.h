@@ -36,6 +36,17 @@ void add(float* sum, const float* addend, int64_t count);
 void add(float* sum, const float16* addend, int64_t count);
 void add(float* sum, const bfloat16* addend, int64_t count);
 
+// x + residual (which may be null), as floats: in the buffer, or in place where that is what x holds.
+template <class T>
+const float* gather(const T* x, const T* residual, int64_t count, float* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (!residual) return x;
+  }
+  widen(x, buffer, count);
+  if (residual) add(buffer, residual, count);
+  return buffer;
+}
+
 // sum += the products of so many arrays with a factor each: the sum is read and written once for all of them.
 constexpr int kAddends = 4;
 void add_products(const double* const* arrays, const double* factors, double* sum, int64_t count);

@@ -53,7 +53,10 @@ do_sanitize() { # our kernels alone: the others are not ours to check, and check
   done
   return $failed
 }
-do_bench() { python3 benchmarks/ops.py --out "$out" ${BENCH_ARGS:-} && python3 benchmarks/minilm.py --out "$out"; }
+do_bench() {
+  python3 benchmarks/ops.py --out "$out" ${BENCH_ARGS:-} && python3 benchmarks/movement.py --out "$out" &&
+    python3 benchmarks/minilm.py --out "$out"
+}
 
 for name in "$@"; do step "$name" "do_$name"; done
 exit $status

@@ -36,13 +36,14 @@ def random_shapes() -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @every_provider
 def test_random_shapes_forward_and_backward(provider: str) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")  # what it is compared with
     for _ in range(40):
         source, full = random_shapes()
         x, d_y = rng.standard_normal(source, dtype=np.float32), rng.standard_normal(full, dtype=np.float32)
         tensor = torch.from_numpy(x).requires_grad_()
         want = tensor.expand(full)
         want.backward(torch.from_numpy(d_y))
+        # PyTorch adds float32 up in another order than the kernels do: some 1e-7 a term, and terms cancel, hence 1e-5 of each.
         np.testing.assert_array_equal(broadcast(x, *full, provider=provider), want.detach().numpy())
         np.testing.assert_allclose(sum_to(d_y, *source, provider=provider), tensor.grad.numpy(), rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(
@@ -155,7 +156,7 @@ def test_a_shape_that_no_memory_holds_is_told() -> None:
 @pytest.mark.slow
 @pytest.mark.gpu
 def test_more_than_2_to_the_31_elements() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")  # whose memory on the GPU the tensors lie in
     rows, width = 2**16 + 3, 2**15 + 8
     for source in ((1, width), (rows, 1)):
         graph = ortops.Graph()
@@ -177,4 +178,4 @@ def test_more_than_2_to_the_31_elements() -> None:
         total = binding.copy_outputs_to_cpu()[1].astype(np.float64)
         count = rows if source[0] == 1 else width
         want = (values.double().cpu().numpy() * count).astype(np.float16).astype(np.float64)
-        np.testing.assert_allclose(total, want, rtol=1e-3)
+        np.testing.assert_allclose(total, want, rtol=1e-3)  # an epsilon of float16, whose rounding is in both

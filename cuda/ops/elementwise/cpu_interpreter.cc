@@ -235,26 +235,6 @@ void store(Type type, const void* from, void* to, int64_t count, bool is_double)
   }
 }
 
-int64_t bytes_of(Type type) {
-  switch (type) {
-    case Type::bool_:
-    case Type::int8:
-    case Type::uint8:
-      return 1;
-    case Type::int16:
-    case Type::uint16:
-    case Type::float16:
-    case Type::bfloat16:
-      return 2;
-    case Type::int32:
-    case Type::uint32:
-    case Type::float32:
-      return 4;
-    default:
-      return 8;
-  }
-}
-
 // Whether the type is stored as it is computed with.
 bool is_plain(Type type, bool is_double) {
   return type == Type::bool_ || type == Type::int64 || type == Type::uint64 ||

@@ -15,26 +15,6 @@ struct Tuning {
   static constexpr int kMostVectors = 4;
 };
 
-inline int bytes_of(Type type) {
-  switch (type) {
-    case Type::bool_:
-    case Type::int8:
-    case Type::uint8:
-      return 1;
-    case Type::int16:
-    case Type::uint16:
-    case Type::float16:
-    case Type::bfloat16:
-      return 2;
-    case Type::int32:
-    case Type::uint32:
-    case Type::float32:
-      return 4;
-    default:
-      return 8;
-  }
-}
-
 inline Divider divider(int64_t size) {
   Divider result = {};
   result.wide_size = size;

@@ -12,6 +12,27 @@
 
 namespace ortops::elementwise {
 
+// Of an element.
+inline int bytes_of(Type type) {
+  switch (type) {
+    case Type::bool_:
+    case Type::int8:
+    case Type::uint8:
+      return 1;
+    case Type::int16:
+    case Type::uint16:
+    case Type::float16:
+    case Type::bfloat16:
+      return 2;
+    case Type::int32:
+    case Type::uint32:
+    case Type::float32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
 // What a value is computed as: bool, int64_t, or a float (a double in a program that is_double).
 enum class Kind : uint8_t { bool_, int_, real_ };
 

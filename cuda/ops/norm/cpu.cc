@@ -38,17 +38,6 @@ const float* widened(const T* weight, int64_t size, Context& context) {
   }
 }
 
-// v = x + residual, as floats: in place where that is what x holds.
-template <class T>
-const float* gather(const T* x, const T* residual, int64_t count, float* buffer) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (!residual) return x;
-  }
-  widen(x, buffer, count);
-  if (residual) add(buffer, residual, count);
-  return buffer;
-}
-
 // Sums have lanes, of which compilers make vectors.
 ORTOPS_CLONES double sum_of(const float* v, int64_t count) {
   double lanes[kLanes] = {};

@@ -77,17 +77,6 @@ ORTOPS_CLONES void finish(const Part& row, float d, float along, float* __restri
   }
 }
 
-// x + residual, or d_y, as floats: in place where that is what is there.
-template <class T>
-const float* gather(const T* x, const T* residual, int64_t count, float* buffer) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (!residual) return x;
-  }
-  widen(x, buffer, count);
-  if (residual) add(buffer, residual, count);
-  return buffer;
-}
-
 template <bool kCenter, class T>
 void pass_back_row(const Tensors<T>& t, int64_t index, float* d_scale, float* d_bias) {
   float v_buffer[kTile], d_y_buffer[kTile], d_x_buffer[kTile];

@@ -19,7 +19,8 @@
 namespace ortops {
 namespace {
 
-// Not measured yet: worked out for an H200, which has 132 multiprocessors of 64 K registers and 50 MB of L2.
+// Worked out for an H200 (benchmarks/results/h200-movement.md has what it gives, short of the copy floor); it has 132
+// multiprocessors of 64 K registers and 50 MB of L2.
 struct Tuning {
   static constexpr int kFewLoads = 4;     // of a vector a thread, for short rows
   static constexpr int kLoads = 8;        // and for long ones: 32 registers, so that two blocks of 512 fit
